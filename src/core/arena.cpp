@@ -1,0 +1,59 @@
+#include "core/arena.h"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+
+namespace sluice {
+
+namespace {
+
+std::string gib(int64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3f GiB", static_cast<double>(bytes) / (1LL << 30));
+  return text;
+}
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+void Arena::Unmap::operator()(std::byte* p) const { munmap(p, static_cast<size_t>(bytes)); }
+
+Arena Arena::counting(Device device) {
+  return Arena(device);
+}
+
+Arena Arena::allocate(Device device, int64_t capacity_bytes) {
+  SLUICE_ASSERT(device.type == DeviceType::cpu);
+  const int64_t mapped = round_up(capacity_bytes > 0 ? capacity_bytes : 1, 4096);
+  void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
+                 -1, 0);
+  check(p != MAP_FAILED, ErrorCode::out_of_memory,
+        "the system refused an arena of " + gib(capacity_bytes) + "; give a smaller --memory or a shorter max_seq_length");
+  Arena arena(device);
+  arena.memory_ = {static_cast<std::byte*>(p), Unmap{mapped}};
+  arena.capacity_ = capacity_bytes;
+  return arena;
+}
+
+std::byte* Arena::bytes(int64_t count) {
+  SLUICE_ASSERT(count >= 0);
+  const int64_t begin = used_;
+  const int64_t end = begin + round_up(count, alignment);
+  if (!is_counting() && end > capacity_) {
+    throw Error(ErrorCode::out_of_memory, "an arena of " + gib(capacity_) + " is full: " + gib(used_) + " used, " +
+                                              gib(count) + " more asked for; the plan did not foresee this");
+  }
+  used_ = end;
+  if (end > peak_) peak_ = end;
+  // Counting: an address that is not null and not mapped, so that a stray read stops at once.
+  std::byte* base = is_counting() ? reinterpret_cast<std::byte*>(alignment) : memory_.get();
+  return base + begin;
+}
+
+Tensor Arena::tensor(DType dtype, Shape shape) {
+  return {.data = bytes(shape.numel() * size_of(dtype)), .dtype = dtype, .shape = shape};
+}
+
+}  // namespace sluice

@@ -1,0 +1,77 @@
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "core/arena.h"
+#include "core/rng.h"
+#include "core/spans.h"
+#include "core/thread_pool.h"
+
+namespace sluice {
+
+TEST_CASE("arena: a counting run and a real run of the same calls peak at the same byte") {
+  const auto calls = [](Arena& arena) {
+    ArenaScope outer(arena);
+    outer.tensor(DType::bf16, {3, 5});
+    { ArenaScope inner(arena); inner.tensor(DType::f32, {1000}); }
+    outer.array<double>(7);
+  };
+  Arena counting = Arena::counting(Device::cpu());
+  calls(counting);
+  Arena real = Arena::allocate(Device::cpu(), counting.peak());
+  calls(real);
+  CHECK(real.peak() == counting.peak());
+  CHECK(real.used() == 0);
+}
+
+TEST_CASE("arena: a full arena throws out_of_memory and stays usable") {
+  Arena arena = Arena::allocate(Device::cpu(), 1024);
+  CHECK_THROWS_AS(arena.bytes(2000), Error);
+  CHECK_NOTHROW(arena.bytes(1024));
+}
+
+TEST_CASE("philox: the known answers of Random123") {
+  // kat_vectors of Random123 1.14: philox4x32 10 rounds
+  CHECK(philox(0, {0, 0, 0, 0}) == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(philox(~0ULL, {~0U, ~0U, ~0U, ~0U}) == std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+}
+
+TEST_CASE("bf16: rounds to nearest even and keeps NaN and infinity") {
+  CHECK(static_cast<float>(bf16(1.0F + 0x1p-8F)) == 1.0F);
+  CHECK(static_cast<float>(bf16(1.0F + 0x3p-8F)) == 1.0F + 0x4p-8F);
+  CHECK(std::isnan(static_cast<float>(bf16(NAN))));
+  CHECK(std::isinf(static_cast<float>(bf16(INFINITY))));
+}
+
+TEST_CASE("f16: every kind of value widens exactly") {
+  CHECK(f16_to_float(0x3c00) == 1.0F);
+  CHECK(f16_to_float(0xc000) == -2.0F);
+  CHECK(f16_to_float(0x0001) == 0x1p-24F);
+  CHECK(f16_to_float(0x7bff) == 65504.0F);
+  CHECK(std::isinf(f16_to_float(0x7c00)));
+}
+
+TEST_CASE("thread_pool: each item runs once and the first exception reaches the caller") {
+  for (int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    std::vector<std::atomic<int>> hits(1000);
+    for (int round = 0; round < 20; ++round) pool.parallel_for(1000, [&](int64_t i, int) { ++hits[static_cast<size_t>(i)]; });
+    for (auto& hit : hits) CHECK(hit == 20);
+    CHECK_THROWS_AS(pool.parallel_for(100, [](int64_t i, int) { if (i == 37) throw Error(ErrorCode::device, "x"); }), Error);
+    CHECK_NOTHROW(pool.parallel_for(3, [](int64_t, int) {}));
+  }
+}
+
+TEST_CASE("spans: siblings start where their parent ends, and pairs are counted as seen") {
+  const Spans spans({{-1, 4}, {0, 2}, {0, 3}});
+  CHECK(spans.num_tokens() == 9);
+  CHECK(spans.position(4) == 4);
+  CHECK(spans.position(6) == 4);
+  CHECK(spans.ancestors(2) == std::vector<int64_t>{0, 2});
+  CHECK(spans.visible_pairs() == 10 + (5 + 6) + (5 + 6 + 7));
+  CHECK(spans.visible_pairs(2) == 1 + 2 * 8);
+  CHECK_THROWS_AS(Spans({{0, 4}}), Error);
+}
+
+}  // namespace sluice

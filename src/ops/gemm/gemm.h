@@ -1,0 +1,37 @@
+// The CPU's matrix product: one oneDNN primitive, run on the calling thread. Other CPU kernels build on it; the CUDA backend does
+// not know it.
+//
+//   C[m,n] = op(A)[m,k] op(B)[k,n]  (+ C)
+//
+// Operands are bf16 or f32 (one dtype), C is f32 or bf16; sums are float32, never split over k, so an element's bits depend on its
+// row of A, its column of B and k alone: not on m, n, or the threads. On CPUs without bf16 support in oneDNN
+// (AVX2) bf16 operands are widened to f32 first, into `scratch`. Primitives are cached by shape, for the life of the process.
+// Throws Error(device) when oneDNN refuses.
+#pragma once
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "ops/common/write.h"
+
+namespace sluice {
+
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  DType dtype = DType::bf16;  // of A and B
+  const void* a = nullptr;
+  int64_t lda = 0;            // elements between rows of A as it lies in memory
+  bool transpose_a = false;   // A lies as [k, m]
+  const void* b = nullptr;
+  int64_t ldb = 0;
+  bool transpose_b = false;   // B lies as [n, k]: a weight
+  DType c_dtype = DType::f32;
+  void* c = nullptr;
+  int64_t ldc = 0;
+  Write write = Write::set;   // add needs c_dtype f32
+};
+
+// Bytes of scratch that `gemm_on_this_thread` needs for this shape (pointers are not read).
+int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args);
+void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch);
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+// A frozen linear layer with an optional LoRA adapter.
+//
+//   xd = dropout(x)          xa = xd A^T          y = x W^T + bias + scale * xa B^T  (+ residual)
+//
+// Hu et al. 2021, arXiv:2106.09685. Backward: docs/math/linear.md:
+//   dyb = scale * dy B       dA += dyb^T xd       dB += scale * dy^T xa       dx = dy W + mask(dyb A) / (1 - p)
+//
+// x, y, dy are bf16 or f32 (one dtype, the operands' dtype of every product); sums are float32; y is rounded once. W is in any
+// storage format and is dequantised panel-wise. Sums over tokens (dA, dB) run over chunks of `row_chunk` rows in order, so
+// tiles of a multiple of row_chunk give the same bits as the whole. A row's y and dx depend on no other row. Deterministic; the
+// same for any number of threads. Throws Error(device) when oneDNN refuses.
+#pragma once
+
+#include "core/tensor.h"
+#include "core/weight.h"
+#include "ops/common/dispatch.h"
+#include "ops/common/write.h"
+
+namespace sluice {
+
+// Element (token n, input c) of one module is kept when random_uniform(seed, stream, (row_begin + n) * in + c) >= p.
+struct Dropout {
+  float p = 0;             // 0: none
+  uint64_t seed = 0;       // of the run
+  uint64_t stream = 0;     // from (step, microbatch, module): core/rng.h, stream_of
+  int64_t row_begin = 0;   // index in the batch of the first row given
+};
+
+struct LinearForward {
+  const Weight& weight;  // [out, in]
+  Tensor bias;           // [out] f32, in       may be empty
+  Tensor lora_a;         // [R, in] f32, in     empty: no adapter
+  Tensor lora_b;         // [out, R] f32, in
+  float scale = 1;
+  Dropout dropout;
+  Tensor x;              // [N, in]
+  Tensor residual;       // [N, out] in         may be empty, may be y
+  Tensor y;              // [N, out] out
+};
+void linear_forward(Context& ctx, const LinearForward& args);
+
+struct LinearBackward {
+  const Weight& weight;
+  Tensor lora_a, lora_b;  // as in the forward pass
+  float scale = 1;
+  Dropout dropout;
+  Tensor x;               // [N, in]  in        not read without an adapter
+  Tensor dy;              // [N, out] in
+  Tensor dx;              // [N, in]  out, by `write`; may be empty; f32 or the dtype of dy
+  Write write = Write::set;
+  Tensor dlora_a;         // [R, in] f32 sum    empty without an adapter
+  Tensor dlora_b;         // [out, R] f32 sum
+};
+void linear_backward(Context& ctx, const LinearBackward& args);
+
+SLUICE_BACKENDS(linear_forward, LinearForward)
+SLUICE_BACKENDS(linear_backward, LinearBackward)
+
+}  // namespace sluice

@@ -18,7 +18,7 @@ struct RmsNormForward {
   Tensor x;          // [N, G * C]  in
   Tensor weight;     // [C] f32     in    may be empty: factor 1
   Tensor residual;   // [N, G * C]  in    may be empty; added to the result before rounding (Gemma's post-norms)
-  Tensor y;          // [N, G * C]  out   may be x
+  Tensor y;          // [N, G * C]  out   may be x or residual
   int64_t groups = 1;
   float eps = 1e-6F;  // > 0
   float offset = 0;

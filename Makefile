@@ -45,7 +45,7 @@ format:  ## lay out the sources with clang-format
 
 .PHONY: tidy
 tidy:  ## run clang-tidy over the sources
-	@scripts/setup.sh build test format
+	@scripts/setup.sh build test tidy
 	@cmake --preset cpu >/dev/null
 	@scripts/tidy.sh
 

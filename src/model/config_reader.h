@@ -1,0 +1,40 @@
+// Typed reads from config.json or GGUF metadata that name the file and the key when something is off.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+
+namespace sluice {
+
+class ConfigReader {
+ public:
+  // Keys are looked up as prefix + key. `where` names the file in messages.
+  ConfigReader(Json object, std::string where, std::string prefix = "")
+      : object_(std::move(object)), where_(std::move(where)), prefix_(std::move(prefix)) {}
+
+  const std::string& where() const { return where_; }
+  bool has(const std::string& key) const;                     // present and not null
+  int64_t integer(const std::string& key) const;              // > 0; throws Error(bad_config) when missing
+  int64_t integer_or(const std::string& key, int64_t otherwise) const;
+  double number_or(const std::string& key, double otherwise) const;
+  bool boolean_or(const std::string& key, bool otherwise) const;
+  std::string string_or(const std::string& key, const std::string& otherwise) const;
+  Json object_or(const std::string& key, const Json& otherwise) const;
+  std::vector<int64_t> integers(const std::string& key) const;  // an integer, a list, or nothing
+
+  void refuse_if_present(const std::string& key, const std::string& why) const;
+  void refuse_if_true(const std::string& key, const std::string& why) const;
+  void refuse_if_positive(const std::string& key, const std::string& why) const;
+
+ private:
+  const Json* find(const std::string& key) const;
+  [[noreturn]] void wrong(const std::string& key, const char* needed) const;
+
+  Json object_;
+  std::string where_, prefix_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,164 @@
+#include "model/model.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "model/registry.h"
+#include "ops/common/copy.h"
+#include "ops/quant/quant.h"
+#include "ops/rope/rope.h"
+
+namespace sluice {
+
+namespace {
+
+// Hugging Face's names inside a layer, and llama.cpp's.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 9> gguf_names = {{
+    {"self_attn.q_proj", "attn_q"},
+    {"self_attn.k_proj", "attn_k"},
+    {"self_attn.v_proj", "attn_v"},
+    {"self_attn.o_proj", "attn_output"},
+    {"self_attn.q_norm", "attn_q_norm"},
+    {"self_attn.k_norm", "attn_k_norm"},
+    {"mlp.gate_proj", "ffn_gate"},
+    {"mlp.up_proj", "ffn_up"},
+    {"mlp.down_proj", "ffn_down"},
+}};
+
+class Loader {
+ public:
+  Loader(Model& model, const WeightSource& source, const ModelRecipe& recipe, std::vector<std::unique_ptr<std::vector<float>>>& vectors)
+      : model_(model), source_(source), recipe_(recipe), vectors_(vectors), gguf_(source.kind() == SourceKind::gguf) {}
+
+  void load() {
+    ModelConfig& m = model_.config;
+    model_.embedding = weight(gguf_ ? "token_embd.weight" : recipe_.prefix + "embed_tokens.weight", m.vocab_size, m.hidden_size);
+    model_.head = m.tied_head ? model_.embedding : weight(gguf_ ? "output.weight" : "lm_head.weight", m.vocab_size, m.hidden_size);
+    model_.final_norm = vector(gguf_ ? "output_norm.weight" : recipe_.prefix + "norm.weight", m.hidden_size);
+    for (int64_t l = 0; l < m.num_layers; ++l) model_.layers.push_back(layer(l));
+  }
+
+ private:
+  std::string name(int64_t layer, std::string_view path, std::string_view suffix) const {
+    if (!gguf_) return fmt::format("{}layers.{}.{}.{}", recipe_.prefix, layer, path, suffix);
+    for (const auto& [hf, gguf] : gguf_names) {
+      if (hf == path) return fmt::format("blk.{}.{}.{}", layer, gguf, suffix);
+    }
+    if (path == "input_layernorm") return fmt::format("blk.{}.attn_norm.{}", layer, suffix);
+    SLUICE_ASSERT(path == "post_attention_layernorm");
+    return fmt::format("blk.{}.ffn_norm.{}", layer, suffix);
+  }
+
+  Weight weight(const std::string& tensor, int64_t rows, int64_t cols) const {
+    const std::optional<Weight> found = source_.find(tensor);
+    check(found.has_value(), ErrorCode::bad_file,
+          fmt::format("{}: tensor {} is missing; the {} architecture needs it", source_.path(), tensor, recipe_.config.model_type));
+    check(found->rows == rows && found->cols == cols, ErrorCode::bad_file,
+          fmt::format("{}: tensor {} is [{}, {}], its config needs [{}, {}]; is the config from another model?", source_.path(),
+                      tensor, found->rows, found->cols, rows, cols));
+    return *found;
+  }
+
+  Tensor vector(const std::string& tensor, int64_t count) {
+    auto values = std::make_unique<std::vector<float>>(source_.read_vector(tensor));
+    check(static_cast<int64_t>(values->size()) == count, ErrorCode::bad_file,
+          fmt::format("{}: tensor {} has {} entries, its config needs {}", source_.path(), tensor, values->size(), count));
+    Tensor view{.data = values->data(), .dtype = DType::f32, .shape = {count}};
+    vectors_.push_back(std::move(values));
+    return view;
+  }
+
+  LoraLinear linear(int64_t layer, Module module, bool bias) {
+    const auto [in, out] = linear_shape(model_.config, layer, module);
+    LoraLinear linear{.layer = layer, .module = module};
+    if (out == 0) return linear;
+    linear.weight = weight(name(layer, module_path(module), "weight"), out, in);
+    if (recipe_.permuted_qk && (module == Module::q_proj || module == Module::k_proj)) {
+      linear.weight.interleaved_head_dim = model_.config.layers[static_cast<size_t>(layer)].head_dim;
+    }
+    if (bias) linear.bias = vector(name(layer, module_path(module), "bias"), out);
+    return linear;
+  }
+
+  DecoderLayer layer(int64_t l) {
+    const ModelConfig& m = model_.config;
+    DecoderLayer layer{.model = &m, .config = m.layers[static_cast<size_t>(l)]};
+    layer.input_norm = vector(name(l, "input_layernorm", "weight"), m.hidden_size);
+    layer.mlp_norm = vector(name(l, "post_attention_layernorm", "weight"), m.hidden_size);
+    if (m.qk_norm) {
+      layer.q_norm = vector(name(l, "self_attn.q_norm", "weight"), layer.config.head_dim);
+      layer.k_norm = vector(name(l, "self_attn.k_norm", "weight"), layer.config.head_dim);
+    }
+    layer.q = linear(l, Module::q_proj, recipe_.qkv_bias);
+    layer.k = linear(l, Module::k_proj, recipe_.qkv_bias);
+    layer.v = linear(l, Module::v_proj, recipe_.qkv_bias);
+    layer.o = linear(l, Module::o_proj, false);
+    layer.gate = linear(l, Module::gate_proj, false);
+    layer.up = linear(l, Module::up_proj, false);
+    layer.down = linear(l, Module::down_proj, false);
+    return layer;
+  }
+
+  Model& model_;
+  const WeightSource& source_;
+  const ModelRecipe& recipe_;
+  std::vector<std::unique_ptr<std::vector<float>>>& vectors_;
+  bool gguf_;
+};
+
+}  // namespace
+
+void Model::embed(Context& ctx, Tensor ids, Tensor x) const {
+  gather_weight_rows(ctx, {.table = embedding, .ids = ids, .scale = config.embedding_scale, .y = x});
+}
+
+std::vector<Tensor> Model::rope_tables(Context& ctx, const std::vector<int32_t>& positions) const {
+  const auto N = static_cast<int64_t>(positions.size());
+  std::vector<Tensor> tables;
+  for (const RopeConfig& rope : config.ropes) {
+    tables.push_back(ctx.arena.tensor(DType::f32, {N, static_cast<int64_t>(rope.frequencies.size()) * 2}));
+  }
+  ArenaScope scope(ctx.arena);
+  Tensor on_device = scope.tensor(DType::i32, {N});
+  copy_from_host(ctx, {.host = positions.data(), .tensor = on_device});
+  for (size_t i = 0; i < tables.size(); ++i) {
+    rope_table(ctx, {.frequencies = config.ropes[i].frequencies.data(), .factor = config.ropes[i].factor, .positions = on_device,
+                     .table = tables[i]});
+  }
+  return tables;
+}
+
+int64_t Model::num_weights() const {
+  int64_t count = 0;
+  for (const DecoderLayer& l : layers) {
+    for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+      count += linear->weight.rows * linear->weight.cols;
+    }
+  }
+  return count;
+}
+
+int64_t Model::weight_bytes() const {
+  int64_t bytes = embedding.size_bytes() + (config.tied_head ? 0 : head.size_bytes());
+  for (const DecoderLayer& l : layers) {
+    for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+      if (linear->weight.rows > 0) bytes += linear->weight.size_bytes();
+    }
+  }
+  return bytes;
+}
+
+std::unique_ptr<Model> load_model(std::unique_ptr<WeightSource> source) {
+  const ModelRecipe recipe = read_recipe(*source);
+  auto model = std::make_unique<Model>();
+  model->config = recipe.config;
+  model->source = std::move(source);
+  Loader(*model, *model->source, recipe, model->vectors_).load();
+  return model;
+}
+
+std::unique_ptr<Model> load_model(const std::string& path) { return load_model(open_model(path)); }
+
+}  // namespace sluice

@@ -1,0 +1,372 @@
+#include "train/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+namespace sluice {
+
+namespace {
+
+constexpr std::array<Level, 3> levels = {Level::input, Level::attention, Level::all};
+
+// Share of the large matrix product's rate that a part of the step reaches, measured by bench/ on two cores (AVX512-BF16):
+// only their ratios matter to the choice.
+constexpr double linear_efficiency = 0.85, attention_efficiency = 0.55;
+// Dequantising a weight once costs as much as this many rows of its matrix product.
+constexpr double dequantise_rows = 40;
+
+int64_t free_memory() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key, unit;
+  int64_t value = 0;
+  while (meminfo >> key >> value >> unit) {
+    if (key == "MemAvailable:") return value * 1024;
+  }
+  return 0;
+}
+
+int64_t layer_weights(const DecoderLayer& l) {
+  int64_t count = 0;
+  for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+    count += linear->weight.rows * linear->weight.cols;
+  }
+  return count;
+}
+
+// Time of one step in units of multiply-adds at the large matrix product's rate, without the head, which no level changes.
+class CostModel {
+ public:
+  explicit CostModel(const PlanRequest& request, const BatchShape& shape) : request_(request), tokens_(shape.spans.num_tokens()) {
+    for (const DecoderLayer& l : request.model.layers) {
+      const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
+      attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) / attention_efficiency);
+    }
+  }
+
+  double step(const Schedule& schedule) const {
+    double cost = 0;
+    for (const Segment& s : schedule.segments) {
+      for (int64_t l = s.begin; l < s.end; ++l) {
+        const auto& layer = request_.model.layers[static_cast<size_t>(l)];
+        const double weights = static_cast<double>(layer_weights(layer));
+        const double mlp_down = static_cast<double>(layer.down.weight.rows * layer.down.weight.cols);
+        const double attention = attention_[static_cast<size_t>(l)];
+        const double once = linear(weights, schedule.tile);
+        cost += 2 * once + 3.5 * attention;  // forward and backward, nothing twice
+        const bool last = l + 1 == s.end;
+        if (s.size() > 1 && !last) cost += once + attention;  // the redo inside a segment
+        const Level kept = s.size() == 1 || !last ? s.level : Level::input;
+        if (kept != Level::all) cost += once - linear(mlp_down, schedule.tile);
+        if (kept == Level::input) cost += attention;
+      }
+    }
+    return cost;
+  }
+
+ private:
+  double linear(double weights, int64_t tile) const {
+    const double tiles = static_cast<double>((tokens_ + tile - 1) / tile);
+    return weights * (static_cast<double>(tokens_) + dequantise_rows * tiles) / linear_efficiency;
+  }
+
+  const PlanRequest& request_;
+  int64_t tokens_;
+  std::vector<double> attention_;
+};
+
+template <class Body>
+int64_t counted(const PlanRequest& request, Body body) {
+  Arena arena = Arena::counting(Device::cpu());
+  ThreadPool pool(request.num_threads);
+  Context ctx{.arena = arena, .pool = pool, .isa = request.isa};
+  return body(ctx);
+}
+
+std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), 0); }
+
+// The searched part of memory, additive over layers: what a level keeps, and what each phase needs above what is kept. Three runs on a
+// counting arena (one a level) fill it, and every assignment of levels to layers is then priced by addition.
+struct PhaseTable {
+  int64_t below = 0;                                   // held before the first layer's kept input
+  std::vector<std::array<int64_t, 3>> kept;            // by layer and level: input and saved tensors
+  std::vector<std::array<int64_t, 3>> forward, backward;  // peak above what is held, by layer and level
+  int64_t head = 0;
+  int64_t last_output = 0;
+
+  int64_t peak(const std::vector<Level>& choice) const {
+    int64_t held = below, worst = 0;
+    std::vector<int64_t> held_at(choice.size());
+    for (size_t l = 0; l < choice.size(); ++l) {
+      held_at[l] = held;
+      worst = std::max(worst, held + forward[l][static_cast<size_t>(choice[l])]);
+      held += kept[l][static_cast<size_t>(choice[l])];
+    }
+    worst = std::max(worst, held + last_output + head);
+    for (size_t l = 0; l < choice.size(); ++l) {
+      const auto level = static_cast<size_t>(choice[l]);
+      worst = std::max(worst, held_at[l] + kept[l][level] + backward[l][level]);
+    }
+    return worst;
+  }
+};
+
+PhaseTable phase_table(const PlanRequest& request, const Schedule& like, const BatchShape& shape) {
+  const auto L = static_cast<size_t>(request.model.config.num_layers);
+  PhaseTable table;
+  table.kept.resize(L);
+  table.forward.resize(L);
+  table.backward.resize(L);
+  for (Level level : levels) {
+    Schedule schedule = Schedule::uniform(request.model.config.num_layers, 1, level);
+    schedule.tile = like.tile;
+    schedule.head = like.head;
+    schedule.head_rows = like.head_rows;
+    std::vector<PhaseRecord> log;
+    price_step(request, schedule, shape, &log);
+    const auto i = static_cast<size_t>(level);
+    int64_t previous = 0;
+    for (const PhaseRecord& r : log) {
+      const auto l = static_cast<size_t>(r.segment);
+      if (r.phase == Phase::forward) {
+        if (l > 0) table.kept[l - 1][i] = r.held_bytes - previous;
+        else table.below = r.held_bytes;
+        previous = r.held_bytes;
+        table.forward[l][i] = r.peak_bytes - r.held_bytes;
+      } else if (r.phase == Phase::head) {
+        // The last layer leaves its saved tensors and the output that only the head reads.
+        table.kept[L - 1][i] = r.held_bytes - previous;
+        table.head = r.peak_bytes - r.held_bytes;
+      } else {
+        table.backward[l][i] = r.peak_bytes - r.held_bytes;
+      }
+    }
+  }
+  return table;
+}
+
+Schedule with_levels(const Schedule& like, const std::vector<Level>& choice) {
+  Schedule schedule = like;
+  schedule.segments.clear();
+  for (size_t l = 0; l < choice.size(); ++l) {
+    schedule.segments.push_back({.begin = static_cast<int64_t>(l), .end = static_cast<int64_t>(l) + 1, .level = choice[l]});
+  }
+  return schedule;
+}
+
+// The largest batch by tokens, then by targets: what the search looks at. Every other batch is priced under the chosen schedule.
+const BatchShape& largest(const std::vector<BatchShape>& shapes) {
+  return *std::max_element(shapes.begin(), shapes.end(), [](const BatchShape& a, const BatchShape& b) {
+    return std::pair(a.spans.num_tokens(), a.num_targets) < std::pair(b.spans.num_tokens(), b.num_targets);
+  });
+}
+
+Plan describe(const PlanRequest& request, const Schedule& schedule, double relative_time) {
+  Plan plan;
+  plan.schedule = schedule;
+  plan.relative_time = relative_time;
+  plan.mapped_bytes = request.model.weight_bytes();
+  plan.parameter_bytes = 4 * ((request.layout.size() * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment);
+  plan.process_bytes = request.process_bytes;
+  plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
+  for (const BatchShape& shape : request.train) plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
+  for (const BatchShape& shape : request.validation) {
+    const int64_t bytes = counted(request, [&](Context& ctx) {
+      const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
+      forward_logps(ctx, request.model, {}, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+                    {.schedule = schedule, .dtype = request.dtype});
+      return ctx.arena.peak();
+    });
+    plan.validation_bytes = std::max(plan.validation_bytes, bytes);
+  }
+  plan.step_bytes = std::max(plan.step_bytes, plan.validation_bytes);
+  std::vector<PhaseRecord> log;
+  const BatchShape& shape = largest(request.train);
+  plan.num_tokens = shape.spans.num_tokens();
+  price_step(request, schedule, shape, &log);
+  for (const PhaseRecord& r : log) {
+    if (r.phase == Phase::head) plan.kept_bytes = r.held_bytes, plan.head_bytes = r.peak_bytes - r.held_bytes;
+    if (r.phase == Phase::backward) plan.worst_segment_bytes = std::max(plan.worst_segment_bytes, r.peak_bytes - r.held_bytes);
+  }
+  return plan;
+}
+
+struct Candidate {
+  Schedule schedule;
+  int64_t step_bytes = 0;
+  double cost = 0;
+};
+
+std::vector<Candidate> search(const PlanRequest& request) {
+  const BatchShape& shape = largest(request.train);
+  const CostModel cost(request, shape);
+  const int64_t L = request.model.config.num_layers, N = shape.spans.num_tokens();
+  std::vector<Candidate> found;
+  const auto levels_allowed = [&](Level level) {
+    return request.level.empty() || request.level == (level == Level::input ? "input" : level == Level::attention ? "attention" : "all");
+  };
+  std::vector<int64_t> tiles, head_rows;
+  const int64_t whole = (N + row_chunk - 1) / row_chunk * row_chunk;
+  for (int64_t tile = row_chunk; tile < whole && tile <= 4096; tile *= 2) tiles.push_back(tile);
+  tiles.push_back(std::min<int64_t>(whole, 4096));
+  if (request.tile > 0) tiles = {request.tile};
+  for (int64_t rows : {64, 128, 256}) head_rows.push_back(rows);
+  if (request.head_rows > 0) head_rows = {request.head_rows};
+  for (int64_t tile : tiles) {
+    for (int64_t rows : head_rows) {
+      Schedule like;
+      like.tile = tile;
+      like.head_rows = rows;
+      like.head = request.head == "by_blocks" ? HeadSchedule::by_blocks : HeadSchedule::by_rows;
+      // Small row chunks dequantise the head more often.
+      const double head_cost = 2 * static_cast<double>(request.model.head.rows * request.model.head.cols) *
+                               static_cast<double>(shape.num_targets) * (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency;
+      if (request.segment_size <= 1) {
+        const PhaseTable table = phase_table(request, like, shape);
+        // The last layers keep most: their memory is the first to be given back.
+        for (int64_t all = 0; all <= L; ++all) {
+          for (int64_t attention = 0; attention + all <= L; ++attention) {
+            std::vector<Level> choice(static_cast<size_t>(L), Level::input);
+            for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
+            for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
+            if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
+            Candidate c{.schedule = with_levels(like, choice), .step_bytes = table.peak(choice)};
+            c.cost = cost.step(c.schedule) + head_cost;
+            found.push_back(std::move(c));
+          }
+        }
+      }
+      for (int64_t size = 2; size <= L; size = size < 4 ? size + 1 : size * 3 / 2) {
+        if (request.segment_size > 0 && request.segment_size < L && size != request.segment_size) {
+          if (size > request.segment_size) break;
+          if (size * 3 / 2 > request.segment_size && size < request.segment_size) size = request.segment_size;
+          else continue;
+        }
+        if (request.segment_size >= L) size = L;
+        for (Level level : levels) {
+          if (!levels_allowed(level)) continue;
+          Candidate c{.schedule = like};
+          c.schedule.segments = Schedule::uniform(L, size, level).segments;
+          c.step_bytes = price_step(request, c.schedule, shape);
+          c.cost = cost.step(c.schedule) + head_cost;
+          found.push_back(std::move(c));
+        }
+      }
+    }
+  }
+  SLUICE_ASSERT(!found.empty());
+  return found;
+}
+
+double fastest_cost(const std::vector<Candidate>& found) {
+  double best = std::numeric_limits<double>::max();
+  for (const Candidate& c : found) best = std::min(best, c.cost);
+  return best;
+}
+
+}  // namespace
+
+int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape, std::vector<PhaseRecord>* log) {
+  return counted(request, [&](Context& ctx) {
+    const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
+    // The adapter's numbers lie in another arena; its layout is what matters here.
+    const Tensor flat{.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}};
+    const Adapter adapter(request.layout, flat), grads(request.layout, flat);
+    forward_backward(ctx, request.model, adapter, grads, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+                     {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
+                     [](auto, auto) { return 0.0; });
+    if (log == nullptr) return ctx.arena.peak();
+    int64_t peak = 0;
+    for (const PhaseRecord& r : *log) peak = std::max(peak, r.peak_bytes);
+    return peak;
+  });
+}
+
+Plan make_plan(const PlanRequest& request) {
+  SLUICE_ASSERT(!request.train.empty());
+  const std::vector<Candidate> found = search(request);
+  const Plan probe = describe(request, found.front().schedule, 1);
+  const int64_t for_step = probe.budget_bytes - probe.parameter_bytes - probe.process_bytes;
+  const Candidate* best = nullptr;
+  const Candidate* leanest = &found.front();
+  for (const Candidate& c : found) {
+    if (c.step_bytes < leanest->step_bytes) leanest = &c;
+    if (c.step_bytes > for_step) continue;
+    // Of equal times the leaner one.
+    if (best == nullptr || std::pair(c.cost, c.step_bytes) < std::pair(best->cost, best->step_bytes)) best = &c;
+  }
+  const Candidate& chosen = best != nullptr ? *best : *leanest;
+  return describe(request, chosen.schedule, chosen.cost / fastest_cost(found));
+}
+
+std::vector<Plan> candidate_plans(const PlanRequest& request) {
+  std::vector<Candidate> found = search(request);
+  const double fastest = fastest_cost(found);
+  std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.step_bytes, a.cost) < std::pair(b.step_bytes, b.cost);
+  });
+  // The Pareto front, thinned to steps of at least 10 % in memory.
+  std::vector<Plan> plans;
+  double best = std::numeric_limits<double>::max();
+  int64_t last_bytes = 0;
+  for (const Candidate& c : found) {
+    if (c.cost >= best) continue;
+    best = c.cost;
+    if (!plans.empty() && c.step_bytes < last_bytes + last_bytes / 10 && c.cost > fastest) continue;
+    last_bytes = c.step_bytes;
+    plans.push_back(describe(request, c.schedule, c.cost / fastest));
+  }
+  return plans;
+}
+
+std::string gib(int64_t bytes) { return fmt::format("{:.3f} GiB", static_cast<double>(bytes) / static_cast<double>(1LL << 30)); }
+
+std::string plan_table(const Plan& plan) {
+  std::string text;
+  const auto row = [&](std::string_view what, int64_t bytes, std::string_view note) {
+    text += fmt::format("  {:<30} {:>12}   {}\n", what, gib(bytes), note);
+  };
+  text += fmt::format("Plan for {} tokens: {}\n", plan.num_tokens, plan.schedule.describe());
+  row("adapter, gradient, moments", plan.parameter_bytes, "float32, whole run");
+  row("kept by the forward", plan.kept_bytes, "inputs and what the levels keep");
+  row("worst segment", plan.worst_segment_bytes, "above what is kept then");
+  row("head", plan.head_bytes, "above what is kept then");
+  row("step arena", plan.step_bytes, "exact; touched at start");
+  row("validation", plan.validation_bytes, "inside the step arena");
+  row("process", plan.process_bytes, "program, tokenizer, data, kernels");
+  row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
+  row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
+  text += fmt::format("  estimated time {:.2f} x that of the fastest schedule\n", plan.relative_time);
+  return text;
+}
+
+Json plan_json(const Plan& plan) {
+  Json segments = Json::array();
+  for (const Segment& s : plan.schedule.segments) {
+    segments.push_back({{"begin", s.begin}, {"end", s.end}, {"level", s.level == Level::input ? "input" : s.level == Level::attention ? "attention" : "all"}});
+  }
+  return {{"num_tokens", plan.num_tokens},
+          {"fits", plan.fits()},
+          {"missing_bytes", plan.missing_bytes()},
+          {"budget_bytes", plan.budget_bytes},
+          {"total_bytes", plan.total_bytes()},
+          {"parameter_bytes", plan.parameter_bytes},
+          {"step_bytes", plan.step_bytes},
+          {"kept_bytes", plan.kept_bytes},
+          {"worst_segment_bytes", plan.worst_segment_bytes},
+          {"head_bytes", plan.head_bytes},
+          {"validation_bytes", plan.validation_bytes},
+          {"process_bytes", plan.process_bytes},
+          {"mapped_bytes", plan.mapped_bytes},
+          {"relative_time", plan.relative_time},
+          {"tile", plan.schedule.tile},
+          {"head", plan.schedule.head == HeadSchedule::by_rows ? "by_rows" : "by_blocks"},
+          {"head_rows", plan.schedule.head_rows},
+          {"segments", std::move(segments)}};
+}
+
+}  // namespace sluice

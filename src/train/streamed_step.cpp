@@ -1,0 +1,282 @@
+#include "train/streamed_step.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "ops/common/copy.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rows/rows.h"
+
+namespace sluice {
+
+namespace {
+
+class Stream {
+ public:
+  Stream(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch, const StepSettings& settings)
+      : ctx_(ctx), model_(model), adapter_(adapter), batch_(batch), settings_(settings), N_(batch.spans.num_tokens()),
+        C_(model.config.hidden_size) {
+    SLUICE_ASSERT(static_cast<int64_t>(batch.ids.size()) == N_);
+    inputs_.spans = &batch.spans;
+    inputs_.tile = settings.schedule.tile;
+    inputs_.dropout = settings.dropout;
+    inputs_.ids = ctx.arena.tensor(DType::i32, {N_});
+    copy_from_host(ctx, {.host = batch.ids.data(), .tensor = inputs_.ids});
+    std::vector<int32_t> positions;
+    for (int64_t s = 0; s < batch.spans.size(); ++s) {
+      for (int64_t i = 0; i < batch.spans[s].length; ++i) positions.push_back(static_cast<int32_t>(batch.spans[s].start_position + i));
+    }
+    inputs_.rope_tables = model.rope_tables(ctx, positions);
+    rows_ = to_device(batch.rows);
+    targets_ = to_device(batch.targets);
+  }
+
+  int64_t num_targets() const { return static_cast<int64_t>(batch_.rows.size()); }
+  Tensor activations() { return ctx_.arena.tensor(settings_.dtype, {N_, C_}); }
+  void embed(Tensor x) { model_.embed(ctx_, inputs_.ids, x); }
+
+  void layer_forward(int64_t l, Tensor x, Tensor y, const DecoderLayer::Saved& saved) {
+    layer(l).forward(ctx_, inputs_, adapter_, x, y, saved, donor_of(l), {});
+  }
+
+  void layer_backward(int64_t l, const Adapter& grads, Tensor x, const DecoderLayer::Saved& saved, Tensor d, bool need_dx) {
+    layer(l).backward(ctx_, inputs_, adapter_, grads, x, saved, d, need_dx, donor_of(l), {});
+  }
+
+  DecoderLayer::Saved save(int64_t l, Level level) { return {ctx_.arena, layer(l), N_, settings_.dtype, level}; }
+
+  // Room for what donor layers hand to later ones, for the whole step.
+  void share_kv(bool with_gradients) {
+    donors_.resize(model_.layers.size());
+    for (size_t l = 0; l < donors_.size(); ++l) {
+      const LayerConfig& c = model_.layers[l].config;
+      if (!c.is_donor) continue;
+      const Shape shape{N_, c.num_kv_heads * c.head_dim};
+      donors_[l].k = ctx_.arena.tensor(settings_.dtype, shape);
+      donors_[l].v = ctx_.arena.tensor(settings_.dtype, shape);
+      if (!with_gradients) continue;
+      donors_[l].dk = ctx_.arena.tensor(DType::f32, shape);
+      donors_[l].dv = ctx_.arena.tensor(DType::f32, shape);
+      zero(ctx_, {.tensor = donors_[l].dk});
+      zero(ctx_, {.tensor = donors_[l].dv});
+    }
+  }
+
+  // Head on the rows that carry a target. With `loss`, d becomes d(loss)/d(hidden) of all N tokens.
+  std::vector<float> head(Tensor x, const LossFunction* loss, Tensor d, double* total) {
+    const int64_t M = num_targets();
+    std::vector<float> logp(static_cast<size_t>(M));
+    ArenaScope scope(ctx_.arena);
+    Tensor picked = scope.tensor(settings_.dtype, {M, C_}), h = scope.like(picked);
+    gather_rows(ctx_, {.x = x, .index = rows_, .y = picked});
+    rmsnorm_forward(ctx_, {.x = picked, .weight = model_.final_norm, .y = h, .eps = model_.config.rms_norm_eps,
+                           .offset = model_.config.norm_offset});
+    Tensor logp_d = scope.tensor(DType::f32, {M}), lse = scope.tensor(DType::f32, {M});
+    Tensor dh = loss != nullptr ? scope.tensor(DType::f32, {M, C_}) : Tensor{};
+    const bool by_rows = settings_.schedule.head == HeadSchedule::by_rows;
+    if (by_rows) {
+      linear_cross_entropy_by_rows(ctx_, {.weight = model_.head, .h = h, .targets = targets_, .softcap = model_.config.final_softcap,
+                                          .rows_per_chunk = settings_.schedule.head_rows, .logp = logp_d, .lse = lse, .dh = dh});
+    } else {
+      linear_cross_entropy_by_blocks(ctx_, {.weight = model_.head, .h = h, .targets = targets_, .softcap = model_.config.final_softcap,
+                                            .logp = logp_d, .lse = lse});
+    }
+    copy_to_host(ctx_, {.tensor = logp_d, .host = logp.data()});
+    if (!ctx_.counting()) require_finite(logp);
+    if (loss == nullptr) return logp;
+
+    std::vector<float> weights(logp.size(), 0.0F);
+    if (!ctx_.counting()) *total = (*loss)(logp, weights);
+    Tensor weight = scope.tensor(DType::f32, {M});
+    copy_from_host(ctx_, {.host = weights.data(), .tensor = weight});
+    if (!by_rows) {
+      linear_cross_entropy_by_blocks_backward(ctx_, {.weight = model_.head, .h = h, .targets = targets_,
+                                                     .softcap = model_.config.final_softcap, .lse = lse, .g = weight, .dh = dh});
+    }
+    rmsnorm_backward(ctx_, {.x = picked, .weight = model_.final_norm, .dy = dh, .dx = dh, .eps = model_.config.rms_norm_eps,
+                            .offset = model_.config.norm_offset});
+    if (!by_rows) {
+      std::fill(weights.begin(), weights.end(), 1.0F);  // the blocks have applied them
+      copy_from_host(ctx_, {.host = weights.data(), .tensor = weight});
+    }
+    scatter_rows(ctx_, {.x = dh, .weight = weight, .index = rows_, .y = d});
+    return logp;
+  }
+
+ private:
+  const DecoderLayer& layer(int64_t l) const { return model_.layers[static_cast<size_t>(l)]; }
+
+  SharedKv* donor_of(int64_t l) {
+    const LayerConfig& c = layer(l).config;
+    if (c.kv_donor >= 0) return &donors_[static_cast<size_t>(c.kv_donor)];
+    return c.is_donor ? &donors_[static_cast<size_t>(l)] : nullptr;
+  }
+
+  Tensor to_device(std::span<const int32_t> values) {
+    Tensor t = ctx_.arena.tensor(DType::i32, {static_cast<int64_t>(values.size())});
+    copy_from_host(ctx_, {.host = values.data(), .tensor = t});
+    return t;
+  }
+
+  void require_finite(const std::vector<float>& logp) const {
+    for (size_t m = 0; m < logp.size(); ++m) {
+      if (std::isfinite(logp[m])) continue;
+      throw Error(ErrorCode::device, fmt::format("the log-probability of target {} (token {} of the batch) is {}; the learning rate may be "
+                                                 "too high or the base damaged",
+                                                 m, batch_.rows[m], logp[m]));
+    }
+  }
+
+  Context& ctx_;
+  const Model& model_;
+  const Adapter& adapter_;
+  const StepBatch& batch_;
+  const StepSettings& settings_;
+  int64_t N_, C_;
+  LayerInputs inputs_;
+  Tensor rows_, targets_;
+  std::vector<SharedKv> donors_;
+};
+
+// What the main forward leaves of one segment.
+struct Kept {
+  int64_t mark = 0;  // of the arena, below the segment's output
+  Tensor x;          // input of the first layer
+  DecoderLayer::Saved saved;
+};
+
+// Runs the layers [begin, end) from x, with two buffers that take turns. Returns the last output.
+Tensor run_through(Stream& stream, int64_t begin, int64_t end, Tensor x, Tensor first, Tensor second, Tensor last) {
+  for (int64_t l = begin; l < end; ++l) {
+    Tensor y = l + 1 == end ? last : ((l - begin) % 2 == 0 ? first : second);
+    stream.layer_forward(l, x, y, {});
+    x = y;
+  }
+  return x;
+}
+
+void segment_backward(Context& ctx, Stream& stream, const Segment& segment, const Kept& kept, const Adapter& grads, Tensor d,
+                      int64_t first_adapted) {
+  ArenaScope scope(ctx.arena);
+  std::vector<Tensor> x = {kept.x};
+  std::vector<DecoderLayer::Saved> saved = {kept.saved};
+  if (segment.size() > 1) {
+    saved.clear();
+    for (int64_t l = segment.begin; l + 1 < segment.end; ++l) {
+      x.push_back(stream.activations());
+      saved.push_back(stream.save(l, segment.level));
+      stream.layer_forward(l, x[x.size() - 2], x.back(), saved.back());
+    }
+    saved.emplace_back();  // the last layer's output is not needed: its backward forms what it reads
+  }
+  for (int64_t l = segment.end - 1; l >= std::max(segment.begin, first_adapted); --l) {
+    const auto i = static_cast<size_t>(l - segment.begin);
+    stream.layer_backward(l, grads, x[i], saved[i], d, l > first_adapted);
+  }
+}
+
+// Notes what a phase held at its start and at its peak.
+class PhaseScope {
+ public:
+  PhaseScope(Context& ctx, std::vector<PhaseRecord>* log, Phase phase, int64_t segment) : ctx_(ctx), log_(log) {
+    if (log_ == nullptr) return;
+    ctx_.arena.reset_peak();
+    log_->push_back({.phase = phase, .segment = segment, .held_bytes = ctx_.arena.used()});
+  }
+  ~PhaseScope() {
+    if (log_ != nullptr) log_->back().peak_bytes = ctx_.arena.peak();
+  }
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+ private:
+  Context& ctx_;
+  std::vector<PhaseRecord>* log_;
+};
+
+}  // namespace
+
+double forward_backward(Context& ctx, const Model& model, const Adapter& adapter, const Adapter& grads, const StepBatch& batch,
+                        const StepSettings& settings, const LossFunction& loss) {
+  ArenaScope scope(ctx.arena);
+  Stream stream(ctx, model, adapter, batch, settings);
+  const Schedule& schedule = settings.schedule;
+  SLUICE_ASSERT(!schedule.segments.empty() && schedule.segments.back().end == model.config.num_layers);
+  SLUICE_ASSERT(schedule.tile % row_chunk == 0 && schedule.tile > 0);
+  const int64_t first_adapted = adapter.layout().entries().front().layer;
+  stream.share_kv(/*with_gradients=*/true);
+  Tensor d = stream.activations();
+
+  std::vector<Kept> kept;
+  Tensor x = stream.activations();
+  stream.embed(x);
+  for (const Segment& segment : schedule.segments) {
+    const PhaseScope phase(ctx, settings.log, Phase::forward, segment.begin);
+    // d is free until the head, so it serves as one of the two buffers inside a longer segment.
+    Kept k{.x = x};
+    if (segment.size() == 1) k.saved = stream.save(segment.begin, segment.level);
+    k.mark = ctx.arena.mark();
+    Tensor out = stream.activations();
+    {
+      ArenaScope inner(ctx.arena);
+      if (segment.size() == 1) {
+        stream.layer_forward(segment.begin, x, out, k.saved);
+      } else {
+        // Buffers alternate so that the last output lands in `out`.
+        run_through(stream, segment.begin, segment.end, x, segment.size() % 2 == 0 ? d : out, segment.size() % 2 == 0 ? out : d, out);
+      }
+    }
+    kept.push_back(k);
+    x = out;
+  }
+
+  double total = 0;
+  {
+    const PhaseScope phase(ctx, settings.log, Phase::head, -1);
+    stream.head(x, &loss, d, &total);                                                          // 2
+  }
+  for (size_t i = kept.size(); i-- > 0;) {                                                     // 3
+    const Segment& segment = schedule.segments[i];
+    if (segment.end <= first_adapted) break;
+    // The segment's output and what lies above it are of no more use.
+    ctx.arena.release(kept[i].mark);
+    const PhaseScope phase(ctx, settings.log, Phase::backward, segment.begin);
+    segment_backward(ctx, stream, segment, kept[i], grads, d, first_adapted);
+  }
+  return total;
+}
+
+std::vector<float> forward_logps(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch,
+                                 const StepSettings& settings) {
+  ArenaScope scope(ctx.arena);
+  StepSettings still = settings;
+  still.dropout = {};
+  Stream stream(ctx, model, adapter, batch, still);
+  stream.share_kv(/*with_gradients=*/false);
+  Tensor x = stream.activations(), other = stream.activations();
+  stream.embed(x);
+  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+    stream.layer_forward(l, x, other, {});
+    std::swap(x, other);
+  }
+  return stream.head(x, nullptr, {}, nullptr);
+}
+
+void forward_hidden(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch, const StepSettings& settings,
+                    const std::function<void(int64_t, Tensor)>& visit) {
+  ArenaScope scope(ctx.arena);
+  Stream stream(ctx, model, adapter, batch, settings);
+  stream.share_kv(/*with_gradients=*/false);
+  Tensor x = stream.activations(), other = stream.activations();
+  stream.embed(x);
+  visit(0, x);
+  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+    stream.layer_forward(l, x, other, {});
+    std::swap(x, other);
+    visit(l + 1, x);
+  }
+}
+
+}  // namespace sluice

@@ -61,6 +61,6 @@ function(sluice_embed_test)
            --build-and-test ${PROJECT_SOURCE_DIR}/examples/embed ${PROJECT_BINARY_DIR}/embed --build-generator ${CMAKE_GENERATOR}
            --build-options -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER} -DCMAKE_CXX_FLAGS=${CMAKE_CXX_FLAGS}
            -DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}
-           --test-command ${PROJECT_BINARY_DIR}/embed/embed ${PROJECT_SOURCE_DIR}/tests/golden/llama-gqa)
+           --test-command ${PROJECT_BINARY_DIR}/embed/embed ${PROJECT_SOURCE_DIR}/tests/golden/fixtures/llama-gqa)
   set_tests_properties(embed PROPERTIES LABELS full FIXTURES_REQUIRED installed)
 endfunction()

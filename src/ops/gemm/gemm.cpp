@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <dnnl.hpp>
@@ -9,6 +10,8 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <unordered_map>
 
 namespace sluice {
@@ -72,7 +75,9 @@ dnnl::memory::desc matrix(int64_t rows, int64_t cols, DType dtype, int64_t ld, b
   return {Dims{rows, cols}, type_of(dtype), transposed ? Dims{1, ld} : Dims{ld, 1}};
 }
 
-dnnl::matmul::primitive_desc describe(const Key& key) {
+// The preferred implementation is "brg" (brgemm): measured by the tests, the bits of an element depend on its row of A, its column
+// of B and k alone, but it takes only packed operands. `wanted` is a part of an implementation's name.
+dnnl::matmul::primitive_desc describe(const Key& key, std::string_view wanted) {
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (key.add) {
@@ -84,10 +89,30 @@ dnnl::matmul::primitive_desc describe(const Key& key) {
   const auto b = matrix(key.k, key.n, key.dtype, key.ldb, key.transpose_b);
   const auto c = matrix(key.m, key.n, key.c_dtype, key.ldc, false);
 #if DNNL_VERSION_MAJOR >= 3
-  return {engine(), a, b, c, attr};
+  dnnl::matmul::primitive_desc pd(engine(), a, b, c, attr);
 #else
-  return {dnnl::matmul::desc(a, b, c), attr, engine()};
+  dnnl::matmul::primitive_desc pd(dnnl::matmul::desc(a, b, c), attr, engine());
 #endif
+  while (std::string_view(pd.impl_info_str()).find(wanted) == std::string_view::npos) {
+    if (!pd.next_impl()) throw dnnl::error(dnnl_unimplemented, "no such implementation");
+  }
+  return pd;
+}
+
+bool has_brgemm(DType dtype) {
+  static const std::array<bool, 2> has = [] {
+    std::array<bool, 2> found{};
+    for (DType type : {DType::f32, DType::bf16}) {
+      const OneThread one_thread;
+      try {
+        describe({.m = 64, .n = 64, .k = 64, .lda = 64, .ldb = 64, .ldc = 64, .dtype = type, .c_dtype = DType::f32}, "brg");
+        found[type == DType::bf16] = true;
+      } catch (const dnnl::error&) {
+      }
+    }
+    return found;
+  }();
+  return has[dtype == DType::bf16];
 }
 
 std::string to_string(const Key& key) {
@@ -98,7 +123,7 @@ std::string to_string(const Key& key) {
 std::unique_ptr<Entry> create(const Key& key) {
   const OneThread one_thread;
   try {
-    const dnnl::matmul::primitive_desc pd = describe(key);
+    const dnnl::matmul::primitive_desc pd = describe(key, has_brgemm(key.dtype) ? "brg" : "");
     auto entry = std::make_unique<Entry>();
     entry->a = pd.src_desc();
     entry->b = pd.weights_desc();
@@ -177,83 +202,118 @@ void execute(const Key& key, const void* a, const void* b, void* c, std::byte* s
   }
 }
 
-bool onednn_has_bf16() {
-  static const bool has = [] {
-    const OneThread one_thread;
-    try {
-      const auto pd = describe({.m = 64, .n = 64, .k = 64, .lda = 64, .ldb = 64, .ldc = 64, .dtype = DType::bf16, .c_dtype = DType::f32});
-      return std::string_view(pd.impl_info_str()).find("ref") == std::string_view::npos;  // "ref" would be far too slow
-    } catch (const dnnl::error&) {
-      return false;
-    }
-  }();
-  return has;
-}
-
-Key key_of(const Gemm& g) {
-  return {.m = g.m, .n = g.n, .k = g.k, .lda = g.lda, .ldb = g.ldb, .ldc = g.ldc, .dtype = g.dtype, .c_dtype = g.c_dtype,
-          .transpose_a = g.transpose_a, .transpose_b = g.transpose_b, .add = g.write == Write::add};
-}
-
-// The same product on float copies of the operands, packed without gaps.
-Key widened_key_of(const Gemm& g) {
-  Key key = key_of(g);
-  key.dtype = DType::f32;
-  key.lda = g.transpose_a ? g.m : g.k;
-  key.ldb = g.transpose_b ? g.k : g.n;
-  if (g.c_dtype == DType::bf16) {
-    key.c_dtype = DType::f32;
-    key.ldc = g.n;
-  }
-  return key;
-}
-
-int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
-
-struct WidenedScratch {
-  int64_t a, b, c, scratchpad, total;  // offsets, bytes
+// One run of a primitive for rows [begin, begin + rows) of C, and which operands pass through a copy in scratch: packed, widened
+// or padded.
+struct Run {
+  Key key{};
+  bool copy_a = false, copy_b = false, copy_c = false;
+  int64_t b = 0, a = 0, c = 0, scratchpad = 0, total = 0;  // offsets in scratch, bytes; B first: it serves all slices
 };
 
-WidenedScratch widened_scratch(const Gemm& g, const Entry& entry) {
-  WidenedScratch s{};
-  s.b = s.a + round_up(g.m * g.k * 4);
-  s.c = s.b + round_up(g.k * g.n * 4);
-  s.scratchpad = s.c + (g.c_dtype == DType::bf16 ? round_up(g.m * g.n * 4) : 0);
-  s.total = s.scratchpad + entry.scratchpad_bytes;
-  return s;
+// Without brgemm (AVX2 before oneDNN 3) the packed sgemm runs: there bits are the same for every m and n only for whole register
+// tiles of 24 x 16 and up to a few hundred rows, so C is cut into slices of rows and padded to tiles. Measured by the tests.
+constexpr int64_t sgemm_slice = 240, sgemm_tile_rows = 24, sgemm_tile_cols = 16;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t aligned(int64_t bytes) { return round_up(bytes, 256); }
+
+bool widens(const Context& ctx, DType dtype) { return dtype == DType::bf16 && (ctx.isa == Isa::avx2 || !has_brgemm(DType::bf16)); }
+
+int64_t slice_rows(const Context& ctx, const Gemm& g) {
+  return has_brgemm(widens(ctx, g.dtype) ? DType::f32 : g.dtype) ? g.m : sgemm_slice;
 }
 
-void widen(int64_t rows, int64_t cols, const void* from, int64_t ld, float* to) {
-  for (int64_t i = 0; i < rows; ++i, to += cols) {
-    const bf16* row = static_cast<const bf16*>(from) + i * ld;
-    for (int64_t j = 0; j < cols; ++j) to[j] = static_cast<float>(row[j]);
+Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
+  const bool widen = widens(ctx, g.dtype);
+  Run run;
+  Key& key = run.key;
+  key.dtype = widen ? DType::f32 : g.dtype;
+  key.c_dtype = widen ? DType::f32 : g.c_dtype;
+  key.transpose_a = g.transpose_a;
+  key.transpose_b = g.transpose_b;
+  key.add = g.write == Write::add;
+  key.k = g.k;
+  const bool packed_only = has_brgemm(key.dtype);
+  // One row of a transposed A looks like a plain A to oneDNN, which blocks k differently for the two.
+  key.m = packed_only ? std::max<int64_t>(rows, g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
+  key.n = packed_only ? g.n : round_up(g.n, sgemm_tile_cols);
+  key.lda = key.transpose_a ? key.m : key.k;
+  key.ldb = key.transpose_b ? key.k : key.n;
+  key.ldc = key.n;
+  run.copy_a = widen || key.m != rows || (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
+  run.copy_b = widen || key.n != g.n || (packed_only && g.ldb != key.ldb && (key.transpose_b ? key.n : key.k) > 1);
+  run.copy_c = key.c_dtype != g.c_dtype || key.m != rows || key.n != g.n || (packed_only && g.ldc != key.ldc && key.m > 1);
+  if (!packed_only) {
+    if (!run.copy_a) key.lda = g.lda;
+    if (!run.copy_b) key.ldb = g.ldb;
+    if (!run.copy_c) key.ldc = g.ldc;
+  }
+  run.a = run.b + (run.copy_b ? aligned(key.k * key.n * size_of(key.dtype)) : 0);
+  run.c = run.a + (run.copy_a ? aligned(key.m * key.k * size_of(key.dtype)) : 0);
+  run.scratchpad = run.c + (run.copy_c ? aligned(key.m * key.n * size_of(key.c_dtype)) : 0);
+  run.total = run.scratchpad + slot_of(key).entry->scratchpad_bytes;
+  return run;
+}
+
+template <class From, class To>
+void copy_matrix(int64_t rows, int64_t cols, const From* from, int64_t from_ld, To* to, int64_t to_ld) {
+  for (int64_t i = 0; i < rows; ++i, from += from_ld, to += to_ld) {
+    if constexpr (std::is_same_v<From, To>) {
+      std::memcpy(to, from, static_cast<size_t>(cols) * sizeof(To));
+    } else {
+      for (int64_t j = 0; j < cols; ++j) to[j] = static_cast<To>(static_cast<float>(from[j]));
+    }
   }
 }
 
-void run_widened(const Gemm& g, std::byte* scratch) {
-  const Key key = widened_key_of(g);
-  const WidenedScratch at = widened_scratch(g, shared_entry(key));
-  auto* a = reinterpret_cast<float*>(scratch + at.a);
-  auto* b = reinterpret_cast<float*>(scratch + at.b);
-  widen(g.transpose_a ? g.k : g.m, g.transpose_a ? g.m : g.k, g.a, g.lda, a);
-  widen(g.transpose_b ? g.n : g.k, g.transpose_b ? g.k : g.n, g.b, g.ldb, b);
-  if (g.c_dtype == DType::f32) {
-    execute(key, a, b, g.c, scratch + at.scratchpad);
-    return;
+void copy_matrix(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype, void* to,
+                 int64_t to_ld) {
+  if (from_dtype == DType::bf16 && to_dtype == DType::bf16) {
+    copy_matrix(rows, cols, static_cast<const bf16*>(from), from_ld, static_cast<bf16*>(to), to_ld);
+  } else if (from_dtype == DType::bf16) {
+    copy_matrix(rows, cols, static_cast<const bf16*>(from), from_ld, static_cast<float*>(to), to_ld);
+  } else if (to_dtype == DType::bf16) {
+    copy_matrix(rows, cols, static_cast<const float*>(from), from_ld, static_cast<bf16*>(to), to_ld);
+  } else {
+    copy_matrix(rows, cols, static_cast<const float*>(from), from_ld, static_cast<float*>(to), to_ld);
   }
-  auto* c = reinterpret_cast<float*>(scratch + at.c);
-  execute(key, a, b, c, scratch + at.scratchpad);
-  for (int64_t i = 0; i < g.m; ++i) {
-    bf16* row = static_cast<bf16*>(g.c) + i * g.ldc;
-    for (int64_t j = 0; j < g.n; ++j) row[j] = bf16(c[i * g.n + j]);
+}
+
+// An operand as it lies [rows, cols] into scratch as [padded_rows, padded_cols], the rest zero.
+void copy_operand(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype, std::byte* to,
+                  int64_t padded_rows, int64_t padded_cols) {
+  if (rows != padded_rows || cols != padded_cols) {
+    std::memset(to, 0, static_cast<size_t>(padded_rows * padded_cols * size_of(to_dtype)));
   }
+  copy_matrix(rows, cols, from_dtype, from, from_ld, to_dtype, to, padded_cols);
+}
+
+template <class Byte>
+Byte* at(Byte* base, int64_t elements, DType dtype) {
+  return base + elements * size_of(dtype);
+}
+
+void run_slice(const Gemm& g, const Run& run, int64_t begin, int64_t rows, std::byte* scratch) {
+  const Key& key = run.key;
+  const std::byte* a = at(static_cast<const std::byte*>(g.a), g.transpose_a ? begin : begin * g.lda, g.dtype);
+  std::byte* c = at(static_cast<std::byte*>(g.c), begin * g.ldc, g.c_dtype);
+  if (run.copy_a) {
+    const int64_t lying_rows = g.transpose_a ? g.k : rows, lying_cols = g.transpose_a ? rows : g.k;
+    copy_operand(lying_rows, lying_cols, g.dtype, a, g.lda, key.dtype, scratch + run.a, g.transpose_a ? key.k : key.m, key.lda);
+  }
+  if (run.copy_c && key.add) {
+    copy_operand(rows, g.n, g.c_dtype, c, g.ldc, key.c_dtype, scratch + run.c, key.m, key.n);
+  }
+  execute(key, run.copy_a ? scratch + run.a : a, run.copy_b ? scratch + run.b : g.b, run.copy_c ? scratch + run.c : c,
+          scratch + run.scratchpad);
+  if (run.copy_c) copy_matrix(rows, g.n, key.c_dtype, scratch + run.c, key.n, g.c_dtype, c, g.ldc);
 }
 
 // The sum over nothing.
 void run_empty(const Gemm& g) {
   if (g.write == Write::add) return;
   for (int64_t i = 0; i < g.m; ++i) {
-    std::memset(static_cast<std::byte*>(g.c) + i * g.ldc * size_of(g.c_dtype), 0, static_cast<size_t>(g.n * size_of(g.c_dtype)));
+    std::memset(at(static_cast<std::byte*>(g.c), i * g.ldc, g.c_dtype), 0, static_cast<size_t>(g.n * size_of(g.c_dtype)));
   }
 }
 
@@ -265,23 +325,32 @@ void check_arguments(const Gemm& g) {
   SLUICE_ASSERT(g.lda >= (g.transpose_a ? g.m : g.k) && g.ldb >= (g.transpose_b ? g.k : g.n) && g.ldc >= g.n);
 }
 
-bool widens(const Context& ctx, const Gemm& g) { return g.dtype == DType::bf16 && (ctx.isa == Isa::avx2 || !onednn_has_bf16()); }
-
 }  // namespace
 
 int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args) {
   check_arguments(args);
   if (args.m == 0 || args.n == 0 || args.k == 0) return 0;
-  if (widens(ctx, args)) return widened_scratch(args, shared_entry(widened_key_of(args))).total;
-  return shared_entry(key_of(args)).scratchpad_bytes;
+  const int64_t slice = std::min(args.m, slice_rows(ctx, args)), rest = args.m % slice;
+  const int64_t whole_bytes = plan(ctx, args, slice).total;
+  return rest == 0 ? whole_bytes : std::max(whole_bytes, plan(ctx, args, rest).total);
 }
 
 void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch) {
   check_arguments(args);
   if (args.m == 0 || args.n == 0) return;
   if (args.k == 0) return run_empty(args);
-  if (widens(ctx, args)) return run_widened(args, scratch);
-  execute(key_of(args), args.a, args.b, args.c, scratch);
+  const int64_t slice = slice_rows(ctx, args);
+  for (int64_t begin = 0; begin < args.m; begin += slice) {
+    const int64_t rows = std::min(slice, args.m - begin);
+    const Run run = plan(ctx, args, rows);
+    if (run.copy_b && begin == 0) {
+      const Key& key = run.key;
+      const int64_t lying_rows = args.transpose_b ? args.n : args.k, lying_cols = args.transpose_b ? args.k : args.n;
+      copy_operand(lying_rows, lying_cols, args.dtype, args.b, args.ldb, key.dtype, scratch, args.transpose_b ? key.n : key.k,
+                   key.ldb);
+    }
+    run_slice(args, run, begin, rows, scratch);
+  }
 }
 
 }  // namespace sluice

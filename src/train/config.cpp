@@ -1,0 +1,374 @@
+#include "train/config.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "core/error.h"
+#include "core/nearest.h"
+
+namespace sluice {
+
+const std::vector<Setting>& train_settings() {
+  using C = TrainConfig;
+  static const std::vector<Setting> settings = {
+      {"model", &C::model, "base model: a folder (Hugging Face or MLX) or a .gguf file", {"model_name_or_path", "base_model"}},
+      {"data", &C::data, "a folder with train.jsonl (and valid.jsonl), or one .jsonl file", {"dataset", "train_file"}},
+      {"adapter_path", &C::adapter_path, "folder for the adapter, checkpoints and metrics", {"output_dir"}},
+      {"objective", &C::objective, "what is minimised", {"train_mode"}, {"sft"}},
+      {"max_seq_length", &C::max_seq_length, "longest row in tokens; longer rows are dropped and counted", {"max_length", "sequence_len", "cutoff_len"}, {}, 2, 1 << 24},
+      {"truncate", &C::truncate, "cut rows longer than max_seq_length at the end instead of dropping them"},
+      {"mask_prompt", &C::mask_prompt, "train on the assistant's turns only; false: on every token", {"completion_only_loss", "assistant_only_loss"}},
+      {"shuffle", &C::shuffle, "new order of the rows in every epoch, from the seed"},
+      {"batch_size", &C::batch_size, "rows in one forward and backward", {"per_device_train_batch_size", "micro_batch_size"}, {}, 1, 4096},
+      {"grad_accumulation_steps", &C::grad_accumulation_steps, "forward/backward passes in one optimizer step, weighted by tokens", {"gradient_accumulation_steps"}, {}, 1, 1 << 20},
+      {"iters", &C::iters, "length of the run in forward/backward passes", {}, {}, 0, 1e9},
+      {"max_steps", &C::max_steps, "length of the run in optimizer steps", {}, {}, 0, 1e9},
+      {"num_epochs", &C::num_epochs, "length of the run in passes over the data", {"num_train_epochs"}, {}, 0, 1e6},
+      {"learning_rate", &C::learning_rate, "peak learning rate", {"lr"}, {}, 0, 10},
+      {"lr_schedule.name", &C::lr_schedule, "course of the learning rate after warm-up", {"lr_scheduler_type", "lr_scheduler", "lr_schedule"}, {"constant", "cosine_decay", "linear_decay"}},
+      {"lr_schedule.warmup", &C::warmup, "optimizer steps of linear warm-up", {"warmup_steps", "warmup"}, {}, 0, 1e9},
+      {"lr_schedule.warmup_init", &C::warmup_init, "learning rate at the start of the warm-up", {}, {}, 0, 10},
+      {"lr_schedule.end", &C::lr_end, "learning rate at the end of the run", {"min_lr"}, {}, 0, 10},
+      {"weight_decay", &C::weight_decay, "decoupled decay of A and B", {}, {}, 0, 1},
+      {"adam_beta1", &C::adam_beta1, "AdamW's decay of the first moment", {}, {}, 0, 1},
+      {"adam_beta2", &C::adam_beta2, "AdamW's decay of the second moment", {}, {}, 0, 1},
+      {"adam_epsilon", &C::adam_epsilon, "AdamW's epsilon", {}, {}, 0, 1},
+      {"max_grad_norm", &C::max_grad_norm, "the gradient is scaled down to this norm; 0: never", {"gradient_clip", "grad_clip"}, {}, 0, 1e9},
+      {"lora_parameters.rank", &C::rank, "rank of the adapter", {"rank", "lora_r", "lora_rank", "r"}, {}, 1, 4096},
+      {"lora_parameters.scale", &C::scale, "factor on the adapter's product", {"scale"}, {}, 0, 1e4},
+      {"lora_parameters.alpha", &C::alpha, "scale = alpha / rank; 0: scale is given", {"lora_alpha", "alpha"}, {}, 0, 1e6},
+      {"lora_parameters.dropout", &C::dropout, "dropout on the adapter's input", {"lora_dropout", "dropout"}, {}, 0, 0.999},
+      {"lora_parameters.keys", &C::keys, "modules to adapt, by path or its end; empty: every linear layer", {"lora_target_modules", "target_modules", "keys"}},
+      {"num_layers", &C::num_layers, "adapt only the last n layers; -1: all", {"lora_layers"}, {}, -1, 1e6},
+      {"rs_lora", &C::rs_lora, "scale = alpha / sqrt(rank)", {"use_rslora", "peft_use_rslora"}},
+      {"steps_per_report", &C::steps_per_report, "optimizer steps between lines of progress", {"logging_steps"}, {}, 1, 1e9},
+      {"steps_per_eval", &C::steps_per_eval, "optimizer steps between validations; 0: only before and after", {"eval_steps"}, {}, 0, 1e9},
+      {"val_batches", &C::val_batches, "batches of a validation; -1: all", {}, {}, -1, 1e9},
+      {"save_every", &C::save_every, "optimizer steps between checkpoints; 0: only at the end", {"save_steps"}, {}, 0, 1e9},
+      {"save_total_limit", &C::save_total_limit, "checkpoints to keep besides best and last; 0: all", {}, {}, 0, 1e9},
+      {"resume", &C::resume, "go on from the last complete checkpoint in adapter_path", {"resume_from_checkpoint"}},
+      {"seed", &C::seed, "of the adapter's start, the order of the rows and dropout", {}, {}, 0, 9e15},
+      {"precision", &C::precision, "of activations and of the operands of products", {}, {"bf16", "fp32"}},
+      {"device", &C::device, "where to run", {}, {"cpu", "cuda"}},
+      {"memory", &C::memory, "budget of the process without the mapped base, e.g. 600MiB; auto: what is free"},
+      {"threads", &C::threads, "threads; 0: every core this process may use", {}, {}, 0, 1024},
+      {"segment_size", &C::segment_size, "layers recomputed together; 0: the planner chooses", {}, {}, 0, 1e6},
+      {"level", &C::level, "what a layer keeps for the backward", {}, {"auto", "input", "attention", "all"}},
+      {"tile", &C::tile, "tokens at once inside a layer, a multiple of 256; 0: the planner chooses", {}, {}, 0, 1 << 24},
+      {"head", &C::head, "schedule of the loss", {}, {"auto", "by_rows", "by_blocks"}},
+      {"head_rows", &C::head_rows, "rows at once in the head; 0: the planner chooses", {}, {}, 0, 1 << 20},
+  };
+  return settings;
+}
+
+namespace {
+
+const Setting* find_setting(const std::string& name, bool* by_alias = nullptr) {
+  for (const Setting& s : train_settings()) {
+    if (s.name == name) return &s;
+  }
+  for (const Setting& s : train_settings()) {
+    if (std::find(s.aliases.begin(), s.aliases.end(), name) == s.aliases.end()) continue;
+    if (by_alias != nullptr) *by_alias = true;
+    return &s;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void unknown(const std::string& name, const std::string& where) {
+  std::vector<std::string> known;
+  for (const Setting& s : train_settings()) {
+    known.push_back(s.name);
+    known.insert(known.end(), s.aliases.begin(), s.aliases.end());
+  }
+  throw Error(ErrorCode::bad_config, fmt::format("{}: unknown setting '{}'; did you mean '{}'? `sluice train --help` lists all", where, name,
+                                                 nearest(name, known)));
+}
+
+template <class T>
+std::optional<T> parse_number(const std::string& text) {
+  T value{};
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+[[noreturn]] void wrong_type(const Setting& s, const std::string& text, const std::string& where, const char* needed) {
+  throw Error(ErrorCode::bad_config, fmt::format("{}: {} is '{}', needed {}", where, s.name, text, needed));
+}
+
+// YAML 1.1 and people write 1e-4, .5 and 1_000.
+std::optional<double> parse_double(std::string text) {
+  std::erase(text, '_');
+  if (!text.empty() && text[0] == '+') text.erase(0, 1);
+  return parse_number<double>(text);
+}
+
+std::optional<int64_t> parse_integer(const std::string& text) {
+  std::string digits = text;
+  std::erase(digits, '_');
+  if (const auto value = parse_number<int64_t>(digits)) return value;
+  const std::optional<double> real = parse_double(text);  // 1e6
+  if (!real || *real != std::floor(*real) || std::abs(*real) > 9e15) return std::nullopt;
+  return static_cast<int64_t>(*real);
+}
+
+std::optional<bool> parse_bool(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
+  if (text == "false" || text == "no" || text == "off" || text == "0") return false;
+  return std::nullopt;
+}
+
+std::vector<std::string> split_list(std::string text) {
+  if (text.size() >= 2 && text.front() == '[' && text.back() == ']') text = text.substr(1, text.size() - 2);
+  std::vector<std::string> items;
+  std::string item;
+  for (char c : text + ",") {
+    if (c != ',') {
+      if (c != ' ' && c != '"' && c != '\'') item += c;
+    } else if (!item.empty()) {
+      items.push_back(item);
+      item.clear();
+    }
+  }
+  return items;
+}
+
+struct Assign {
+  TrainConfig& config;
+  const Setting& setting;
+  const std::string& text;
+  const std::string& where;
+
+  void operator()(std::string TrainConfig::*field) const { config.*field = text; }
+  void operator()(int64_t TrainConfig::*field) const {
+    const auto value = parse_integer(text);
+    if (!value) wrong_type(setting, text, where, "an integer");
+    config.*field = *value;
+  }
+  void operator()(double TrainConfig::*field) const {
+    const auto value = parse_double(text);
+    if (!value || !std::isfinite(*value)) wrong_type(setting, text, where, "a number");
+    config.*field = *value;
+  }
+  void operator()(bool TrainConfig::*field) const {
+    const auto value = parse_bool(text);
+    if (!value) wrong_type(setting, text, where, "true or false");
+    config.*field = *value;
+  }
+  void operator()(std::vector<std::string> TrainConfig::*field) const { config.*field = split_list(text); }
+};
+
+class Reader {
+ public:
+  Reader(TrainConfig& config, std::vector<std::string>* notes) : config_(config), notes_(notes) {}
+
+  void set(const std::string& name, const std::string& text, const std::string& where) {
+    bool by_alias = false;
+    const Setting* setting = find_setting(name, &by_alias);
+    if (setting == nullptr) unknown(name, where);
+    if (by_alias) note(fmt::format("{} is called {} here", name, setting->name));
+    if (setting->name == "lora_parameters.alpha") note("alpha is PEFT's: scale = alpha / rank (or / sqrt(rank) with rs_lora)");
+    if (setting->name == "lora_parameters.scale") note("scale is mlx-lm's: a direct factor, not alpha");
+    if (name == "iters") note("iters counts forward/backward passes; max_steps counts optimizer steps");
+    std::string value = text;
+    if (setting->name == "lr_schedule.name") value = schedule_name(text);
+    std::visit(Assign{config_, *setting, value, where}, setting->field);
+  }
+
+  void yaml(const YAML::Node& node, const std::string& prefix, const std::string& path) {
+    for (const auto& pair : node) {
+      const std::string name = prefix + pair.first.as<std::string>();
+      const std::string where = fmt::format("{}:{}", path, pair.first.Mark().line + 1);
+      const YAML::Node& value = pair.second;
+      if (value.IsMap()) {
+        yaml(value, name + ".", path);
+      } else if (name == "lr_schedule.arguments") {
+        arguments(value, where);
+      } else if (value.IsSequence()) {
+        std::string joined;
+        for (const auto& item : value) joined += (joined.empty() ? "" : ",") + scalar(item, name, where);
+        set(name, joined, where);
+      } else if (!value.IsNull()) {
+        set(name, scalar(value, name, where), where);
+      } else if (find_setting(name) == nullptr) {
+        unknown(name, where);
+      }
+    }
+  }
+
+ private:
+  void note(std::string text) {
+    if (notes_ != nullptr && std::find(notes_->begin(), notes_->end(), text) == notes_->end()) notes_->push_back(std::move(text));
+  }
+
+  static std::string scalar(const YAML::Node& node, const std::string& name, const std::string& where) {
+    check(node.IsScalar(), ErrorCode::bad_config, fmt::format("{}: {} holds a nested value; needed a plain one", where, name));
+    return node.as<std::string>();
+  }
+
+  // The names of Hugging Face's schedulers.
+  static std::string schedule_name(const std::string& text) {
+    if (text == "cosine") return "cosine_decay";
+    if (text == "linear") return "linear_decay";
+    if (text == "constant_with_warmup") return "constant";
+    return text;
+  }
+
+  // mlx-lm: [peak, steps, end] of its cosine_decay and linear_schedule. The length is that of the run here.
+  void arguments(const YAML::Node& node, const std::string& where) {
+    check(node.IsSequence() && node.size() >= 1 && node.size() <= 3, ErrorCode::bad_config,
+          fmt::format("{}: lr_schedule.arguments needs [peak, steps, end]", where));
+    set("learning_rate", node[0].as<std::string>(), where);
+    if (node.size() > 2) set("lr_schedule.end", node[2].as<std::string>(), where);
+    note("lr_schedule.arguments: the schedule always ends with the run; its number of steps is not used");
+  }
+
+  TrainConfig& config_;
+  std::vector<std::string>* notes_;
+};
+
+YAML::Node load_yaml(const std::string& path) {
+  try {
+    YAML::Node root = YAML::LoadFile(path);
+    check(root.IsMap() || root.IsNull(), ErrorCode::bad_config, fmt::format("{}: needed settings as 'name: value' lines", path));
+    return root;
+  } catch (const YAML::BadFile&) {
+    throw Error(ErrorCode::bad_file, fmt::format("{}: cannot be read; give the path of a YAML file", path));
+  } catch (const YAML::Exception& e) {
+    throw Error(ErrorCode::bad_config, fmt::format("{}:{}:{}: {}", path, e.mark.line + 1, e.mark.column + 1, e.msg));
+  }
+}
+
+}  // namespace
+
+TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pair<std::string, std::string>>& flags,
+                        std::vector<std::string>* notes) {
+  TrainConfig config;
+  Reader reader(config, notes);
+  if (!yaml_path.empty()) {
+    try {
+      reader.yaml(load_yaml(yaml_path), "", yaml_path);
+    } catch (const YAML::Exception& e) {
+      throw Error(ErrorCode::bad_config, fmt::format("{}:{}: {}", yaml_path, e.mark.line + 1, e.msg));
+    }
+  }
+  for (const auto& [name, text] : flags) reader.set(name, text, "--" + name);
+  return config;
+}
+
+std::vector<std::string> validate(const TrainConfig& config) {
+  std::vector<std::string> problems;
+  for (const Setting& s : train_settings()) {
+    std::optional<double> number;
+    if (const auto* field = std::get_if<int64_t TrainConfig::*>(&s.field)) number = static_cast<double>(config.**field);
+    if (const auto* field = std::get_if<double TrainConfig::*>(&s.field)) number = config.**field;
+    if (number && (*number < s.low || *number > s.high)) {
+      problems.push_back(fmt::format("{} is {}; it may be {} to {}", s.name, *number, s.low, s.high));
+    }
+    if (const auto* field = std::get_if<std::string TrainConfig::*>(&s.field); field != nullptr && !s.choices.empty()) {
+      const std::string& value = config.**field;
+      if (std::find(s.choices.begin(), s.choices.end(), value) == s.choices.end()) {
+        problems.push_back(fmt::format("{} is '{}'; it may be {}", s.name, value, fmt::join(s.choices, ", ")));
+      }
+    }
+  }
+  if (config.model.empty()) problems.emplace_back("model is not given; name a folder or a .gguf file");
+  if (config.data.empty()) problems.emplace_back("data is not given; name a folder with train.jsonl or a .jsonl file");
+  if ((config.iters > 0) + (config.max_steps > 0) + (config.num_epochs > 0) > 1) {
+    problems.emplace_back("iters, max_steps and num_epochs all set the length of the run; give one");
+  }
+  if (config.tile % 256 != 0) problems.push_back(fmt::format("tile is {}; it must be a multiple of 256", config.tile));
+  if (config.rs_lora && config.alpha == 0) problems.emplace_back("rs_lora needs lora_parameters.alpha");
+  if (config.memory != "auto") {
+    try {
+      parse_bytes(config.memory, "memory");
+    } catch (const Error& e) {
+      problems.emplace_back(e.what());
+    }
+  }
+  return problems;
+}
+
+namespace {
+
+struct ToJson {
+  const TrainConfig& config;
+  template <class T>
+  Json operator()(T TrainConfig::*field) const {
+    return config.*field;
+  }
+};
+
+}  // namespace
+
+Json to_json(const TrainConfig& config) {
+  Json object = Json::object();
+  for (const Setting& s : train_settings()) {
+    Json* place = &object;
+    std::string name = s.name;
+    if (const size_t dot = name.find('.'); dot != std::string::npos) {
+      place = &object[name.substr(0, dot)];
+      name = name.substr(dot + 1);
+    }
+    (*place)[name] = std::visit(ToJson{config}, s.field);
+  }
+  return object;
+}
+
+std::string to_yaml(const TrainConfig& config) {
+  std::string text;
+  const auto write = [&](const std::string& indent, const std::string& name, const Json& value) {
+    text += fmt::format("{}{}: {}\n", indent, name, value.dump());  // JSON scalars and lists are YAML
+  };
+  for (const auto& [name, value] : to_json(config).items()) {
+    if (!value.is_object()) {
+      write("", name, value);
+      continue;
+    }
+    text += name + ":\n";
+    for (const auto& [inner, item] : value.items()) write("  ", inner, item);
+  }
+  return text;
+}
+
+int64_t parse_bytes(const std::string& text, const std::string& setting) {
+  size_t end = 0;
+  while (end < text.size() && (std::isdigit(static_cast<unsigned char>(text[end])) != 0 || text[end] == '.')) ++end;
+  const std::optional<double> value = parse_number<double>(text.substr(0, end));
+  std::string unit = text.substr(end);
+  std::erase(unit, ' ');
+  double factor = 0;
+  if (unit.empty() || unit == "B") factor = 1;
+  if (unit == "K" || unit == "KiB") factor = 0x1p10;
+  if (unit == "M" || unit == "MiB") factor = 0x1p20;
+  if (unit == "G" || unit == "GiB") factor = 0x1p30;
+  if (unit == "T" || unit == "TiB") factor = 0x1p40;
+  if (unit == "KB") factor = 1e3;
+  if (unit == "MB") factor = 1e6;
+  if (unit == "GB") factor = 1e9;
+  if (unit == "TB") factor = 1e12;
+  check(value && factor > 0 && *value * factor >= 1 && *value * factor < 9e15, ErrorCode::bad_config,
+        fmt::format("{} is '{}'; needed a size such as 600MiB or 10GiB", setting, text));
+  return static_cast<int64_t>(*value * factor);
+}
+
+std::string settings_markdown() {
+  std::string text = "| setting | default | what it is | also called |\n| --- | --- | --- | --- |\n";
+  const TrainConfig defaults;
+  for (const Setting& s : train_settings()) {
+    const Json value = std::visit(ToJson{defaults}, s.field);
+    std::string help = s.help;
+    if (!s.choices.empty()) help += fmt::format(" ({})", fmt::join(s.choices, ", "));
+    text += fmt::format("| `{}` | `{}` | {} | {} |\n", s.name, value.dump(), help, fmt::join(s.aliases, ", "));
+  }
+  return text;
+}
+
+}  // namespace sluice

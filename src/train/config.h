@@ -1,0 +1,85 @@
+// The settings of a training run: one line each in config.cpp's table (name, where it lives, range, help). Flags, YAML, the resolved copy
+// in the output folder, checkpoints and docs/settings.md all come from that table.
+//
+//   TrainConfig config = read_config("config.yaml", {{"iters", "200"}});   // flags override the file
+//   for (const std::string& problem : validate(config)) …
+//
+// Names are mlx-lm's where it has them; names of TRL, PEFT, Axolotl and LLaMA-Factory for the same idea are accepted as aliases.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/json.h"
+
+namespace sluice {
+
+struct TrainConfig {
+  // what
+  std::string model, data, adapter_path = "adapters", objective = "sft";
+  // data
+  int64_t max_seq_length = 2048;
+  bool truncate = false, mask_prompt = true, shuffle = true;
+  int64_t batch_size = 1, grad_accumulation_steps = 1;
+  // length of the run: one of the three
+  int64_t iters = 0, max_steps = 0;
+  double num_epochs = 0;
+  // optimizer
+  double learning_rate = 1e-4;
+  std::string lr_schedule = "cosine_decay";
+  int64_t warmup = 0;
+  double warmup_init = 0, lr_end = 0;
+  double weight_decay = 0.01, adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8, max_grad_norm = 1.0;
+  // adapter
+  int64_t rank = 8;
+  double scale = 2, alpha = 0, dropout = 0;
+  std::vector<std::string> keys;
+  int64_t num_layers = -1;
+  bool rs_lora = false;
+  // reports and files
+  int64_t steps_per_report = 10, steps_per_eval = 200, val_batches = -1, save_every = 100, save_total_limit = 0;
+  bool resume = false;
+  int64_t seed = 0;
+  // machine
+  std::string precision = "bf16", device = "cpu", memory = "auto";
+  int64_t threads = 0;
+  int64_t segment_size = 0, tile = 0, head_rows = 0;
+  std::string level = "auto", head = "auto";
+};
+
+using SettingField = std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*, bool TrainConfig::*,
+                                  std::vector<std::string> TrainConfig::*>;
+
+struct Setting {
+  std::string name;                  // as in YAML, nested keys with a dot: "lora_parameters.rank"
+  SettingField field;
+  std::string help;                  // one line; the unit where there is one
+  std::vector<std::string> aliases;  // other tools' names
+  std::vector<std::string> choices;  // for strings: what it may be; empty: anything
+  double low = -1e300, high = 1e300; // for numbers
+};
+
+const std::vector<Setting>& train_settings();
+
+// Reads YAML (may be empty) and then flags, pairs of name and text. Unknown names throw Error(bad_config) with the nearest known
+// one; so do values of another type. `notes` receives one line for each alias used and each trap of another tool's meaning.
+TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pair<std::string, std::string>>& flags,
+                        std::vector<std::string>* notes = nullptr);
+
+// Everything that is wrong with the values, before any file but the config is read.
+std::vector<std::string> validate(const TrainConfig& config);
+
+// The effective settings as YAML, readable by read_config.
+std::string to_yaml(const TrainConfig& config);
+Json to_json(const TrainConfig& config);
+
+// "600MiB", "10GiB", "1.5G", "123456" -> bytes. Throws Error(bad_config).
+int64_t parse_bytes(const std::string& text, const std::string& setting);
+
+// docs/settings.md: the table as Markdown.
+std::string settings_markdown();
+
+}  // namespace sluice

@@ -152,7 +152,20 @@ void WeightSource::collect_names() {
   }
 }
 
-void WeightSource::open_gguf(TensorData) { bad_file(path_, "GGUF is not read yet"); }
+void WeightSource::open_gguf(TensorData data) {
+  kind_ = SourceKind::gguf;
+  gguf_ = std::make_unique<GgufFile>(path_, data);
+  const GgufValue* splits = gguf_->get("split.count");
+  if (splits != nullptr && splits->integer().value_or(0) > 1) {
+    bad_file(path_, fmt::format("is one of {} parts of a model; join them with llama-gguf-split --merge", *splits->integer()));
+  }
+  const GgufValue* type = gguf_->get("general.type");
+  if (type != nullptr && type->string() == "adapter") {
+    bad_file(path_, "is an adapter, a base model is needed; give the base as the model and this as the adapter");
+  }
+  config_ = gguf_metadata_json(gguf_->header());
+  for (const StoredTensor& tensor : gguf_->tensors()) tensors_[tensor.name] = {&tensor, &gguf_->path()};
+}
 
 std::optional<Json> WeightSource::side_file(std::string_view name) const {
   SLUICE_ASSERT(!name.empty() && name.find('/') == std::string_view::npos);

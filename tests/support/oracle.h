@@ -37,7 +37,7 @@ inline std::string read_whole_file(const std::filesystem::path& path) {
 }
 
 struct OracleTensor {
-  std::string dtype;            // as in the file: F64, F32, F16, BF16, I64, I32, U32
+  std::string dtype;            // as in the file: F64, F32, F16, BF16, I64, I32, U32, U8
   std::vector<int64_t> shape;   // outermost first
   std::vector<double> values;   // U32 and I64 beyond 2^53 do not occur
 };
@@ -60,6 +60,7 @@ inline std::vector<double> decode_oracle_values(const std::string& dtype, const 
   else if (dtype == "I64") decode(int64_t{}, same);
   else if (dtype == "I32") decode(int32_t{}, same);
   else if (dtype == "U32") decode(uint32_t{}, same);
+  else if (dtype == "U8") decode(uint8_t{}, same);
   else FAIL("oracle: dtype ", dtype, " is not read");
   return values;
 }

@@ -25,9 +25,9 @@ void dequantize(Context& ctx, const Dequantize& args);
 // Ids are checked: Error(bad_config) for one outside [0, rows).
 struct GatherWeightRows {
   const Weight& table;
-  Tensor ids;         // [N] i32, in
-  float scale = 1;    // applied in float32 before rounding
-  Tensor y;           // [N, C] f32 or bf16, out
+  Tensor ids;       // [N] i32, in
+  float scale = 1;  // applied in float32 before rounding
+  Tensor y;         // [N, C] f32 or bf16, out
 };
 void gather_weight_rows(Context& ctx, const GatherWeightRows& args);
 

@@ -22,8 +22,10 @@ std::string folder_of(const std::string& path) {
 }
 
 [[noreturn]] void disk_full(const std::string& path, uint64_t needed, uint64_t free) {
-  bad_file(path, fmt::format("the disk is full: needed {} ({} bytes), free {} ({} bytes); free some space or write to another folder",
-                             format_bytes(needed), needed, format_bytes(free), free));
+  bad_file(path,
+           fmt::format(
+               "the disk is full: needed {} ({} bytes), free {} ({} bytes); free some space or write to another folder",
+               format_bytes(needed), needed, format_bytes(free), free));
 }
 
 // Opens the temporary file and locks it. Another writer may have renamed it away while we waited: then again.
@@ -33,7 +35,8 @@ int open_locked(const std::string& path, const std::string& temporary) {
     if (fd < 0) bad_file_errno(path, "cannot create " + temporary);
     while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
     }  // a file system without locks: go on, the lock only orders our own writers
-    struct stat opened{}, named{};
+    struct stat opened {
+    }, named{};
     if (::fstat(fd, &opened) == 0 && ::stat(temporary.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
         opened.st_dev == named.st_dev) {
       if (::ftruncate(fd, 0) == 0) return fd;
@@ -49,7 +52,7 @@ int open_locked(const std::string& path, const std::string& temporary) {
 }  // namespace
 
 uint64_t free_disk_bytes(const std::string& path) {
-  struct statvfs info{};
+  struct statvfs info {};
   if (::statvfs(path.c_str(), &info) != 0 && ::statvfs(folder_of(path).c_str(), &info) != 0) return UINT64_MAX;
   if (info.f_blocks == 0) return UINT64_MAX;
   return static_cast<uint64_t>(::geteuid() == 0 ? info.f_bfree : info.f_bavail) * info.f_frsize;

@@ -12,10 +12,10 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t max_keys = 20000;       // far above any model's; metadata becomes an object that is searched linearly
+constexpr uint64_t max_keys = 20000;  // far above any model's; metadata becomes an object that is searched linearly
 constexpr uint64_t max_alignment = 1 << 20;
 constexpr int max_array_depth = 4;
-constexpr uint32_t max_dims = 4;           // GGML_MAX_DIMS
+constexpr uint32_t max_dims = 4;  // GGML_MAX_DIMS
 
 struct TensorType {
   uint32_t id;
@@ -25,13 +25,14 @@ struct TensorType {
 
 // enum ggml_type with its block sizes (ggml.h, ggml-common.h); those that files do not hold are left out.
 constexpr TensorType tensor_types[] = {
-    {0, "F32", 1, 4},         {1, "F16", 1, 2},        {2, "Q4_0", 32, 18},      {3, "Q4_1", 32, 20},      {6, "Q5_0", 32, 22},
-    {7, "Q5_1", 32, 24},      {8, "Q8_0", 32, 34},     {10, "Q2_K", 256, 84},    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},
-    {13, "Q5_K", 256, 176},   {14, "Q6_K", 256, 210},  {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74},  {18, "IQ3_XXS", 256, 98},
-    {19, "IQ1_S", 256, 50},   {20, "IQ4_NL", 32, 18},  {21, "IQ3_S", 256, 110},  {22, "IQ2_S", 256, 82},   {23, "IQ4_XS", 256, 136},
-    {24, "I8", 1, 1},         {25, "I16", 1, 2},       {26, "I32", 1, 4},        {27, "I64", 1, 8},        {28, "F64", 1, 8},
-    {29, "IQ1_M", 256, 56},   {30, "BF16", 1, 2},      {34, "TQ1_0", 256, 54},   {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},
-    {40, "NVFP4", 64, 36},
+    {0, "F32", 1, 4},         {1, "F16", 1, 2},        {2, "Q4_0", 32, 18},      {3, "Q4_1", 32, 20},
+    {6, "Q5_0", 32, 22},      {7, "Q5_1", 32, 24},     {8, "Q8_0", 32, 34},      {10, "Q2_K", 256, 84},
+    {11, "Q3_K", 256, 110},   {12, "Q4_K", 256, 144},  {13, "Q5_K", 256, 176},   {14, "Q6_K", 256, 210},
+    {16, "IQ2_XXS", 256, 66}, {17, "IQ2_XS", 256, 74}, {18, "IQ3_XXS", 256, 98}, {19, "IQ1_S", 256, 50},
+    {20, "IQ4_NL", 32, 18},   {21, "IQ3_S", 256, 110}, {22, "IQ2_S", 256, 82},   {23, "IQ4_XS", 256, 136},
+    {24, "I8", 1, 1},         {25, "I16", 1, 2},       {26, "I32", 1, 4},        {27, "I64", 1, 8},
+    {28, "F64", 1, 8},        {29, "IQ1_M", 256, 56},  {30, "BF16", 1, 2},       {34, "TQ1_0", 256, 54},
+    {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},   {40, "NVFP4", 64, 36},
 };
 
 // Bytes of a scalar; 0 for string and array.
@@ -88,8 +89,9 @@ class GgufReader {
 
   std::span<const std::byte> take(uint64_t count) {
     if (count > remaining()) {
-      fail(fmt::format("needs {} bytes at byte {}, the file holds {} more; it is damaged or was cut short, download it again", count,
-                       position(), remaining()));
+      fail(fmt::format(
+          "needs {} bytes at byte {}, the file holds {} more; it is damaged or was cut short, download it again", count,
+          position(), remaining()));
     }
     const std::span<const std::byte> taken = rest_.first(count);
     rest_ = rest_.subspan(count);
@@ -105,14 +107,17 @@ class GgufReader {
   }
   void check_count(uint64_t count, uint64_t bytes_each, const char* of_what) const {
     if (count > remaining() / bytes_each) {
-      fail(fmt::format("promises {} {}, which need at least {} bytes each, the file holds {} more; it is damaged or was cut short, "
-                       "download it again", count, of_what, bytes_each, remaining()));
+      fail(fmt::format(
+          "promises {} {}, which need at least {} bytes each, the file holds {} more; it is damaged or was cut short, "
+          "download it again",
+          count, of_what, bytes_each, remaining()));
     }
   }
 
   GgufType type() {
     const auto id = read<uint32_t>();
-    if (id > static_cast<uint32_t>(GgufType::f64)) fail(fmt::format("has the unknown value type {}; the file is damaged or newer than version 3", id));
+    if (id > static_cast<uint32_t>(GgufType::f64))
+      fail(fmt::format("has the unknown value type {}; the file is damaged or newer than version 3", id));
     return static_cast<GgufType>(id);
   }
   // `depth` counts the arrays around the value.
@@ -123,7 +128,8 @@ class GgufReader {
       const std::string_view characters = text();
       value.bytes_ = std::as_bytes(std::span(characters));
     } else if (type == GgufType::array) {
-      if (depth == max_array_depth) fail(fmt::format("nests arrays deeper than {}; the file is damaged", max_array_depth));
+      if (depth == max_array_depth)
+        fail(fmt::format("nests arrays deeper than {}; the file is damaged", max_array_depth));
       value.element_type_ = this->type();
       value.size_ = read<uint64_t>();
       check_count(value.size_, least_bytes(value.element_type_), "elements");
@@ -155,21 +161,28 @@ class GgufReader {
     if (!names.insert(name).second) fail("occurs twice; the file is damaged");
     Entry entry{.tensor = {.name = std::string(name)}};
     const auto num_dims = read<uint32_t>();
-    if (num_dims == 0 || num_dims > max_dims) fail(fmt::format("has {} dimensions, needed 1 to {}; the file is damaged", num_dims, max_dims));
+    if (num_dims == 0 || num_dims > max_dims)
+      fail(fmt::format("has {} dimensions, needed 1 to {}; the file is damaged", num_dims, max_dims));
     for (uint32_t i = 0; i < num_dims; ++i) {
       const auto extent = read<uint64_t>();
-      if (extent == 0 || extent > static_cast<uint64_t>(INT64_MAX)) fail(fmt::format("has an extent of {}; the file is damaged", extent));
-      entry.tensor.shape.insert(entry.tensor.shape.begin(), static_cast<int64_t>(extent));  // the file has the innermost first
+      if (extent == 0 || extent > static_cast<uint64_t>(INT64_MAX))
+        fail(fmt::format("has an extent of {}; the file is damaged", extent));
+      entry.tensor.shape.insert(entry.tensor.shape.begin(),
+                                static_cast<int64_t>(extent));  // the file has the innermost first
     }
     const auto id = read<uint32_t>();
-    const auto* found = std::find_if(std::begin(tensor_types), std::end(tensor_types), [&](const TensorType& t) { return t.id == id; });
+    const auto* found =
+        std::find_if(std::begin(tensor_types), std::end(tensor_types), [&](const TensorType& t) { return t.id == id; });
     if (found == std::end(tensor_types)) {
-      fail(fmt::format("has type {}, which is unknown; make the file again with llama-quantize as Q4_K_M, Q5_K_M, Q6_K or Q8_0", id));
+      fail(fmt::format(
+          "has type {}, which is unknown; make the file again with llama-quantize as Q4_K_M, Q5_K_M, Q6_K or Q8_0",
+          id));
     }
     entry.tensor.dtype = found->name;
     entry.bytes = tensor_bytes(entry.tensor, *found);
     entry.offset = read<uint64_t>();
-    if (entry.offset % alignment != 0) fail(fmt::format("begins at offset {}, needed a multiple of {}; the file is damaged", entry.offset, alignment));
+    if (entry.offset % alignment != 0)
+      fail(fmt::format("begins at offset {}, needed a multiple of {}; the file is damaged", entry.offset, alignment));
     return entry;
   }
 
@@ -185,15 +198,18 @@ class GgufReader {
   uint64_t tensor_bytes(const StoredTensor& tensor, const TensorType& type) const {
     const std::string shape = fmt::format("[{}]", fmt::join(tensor.shape, ", "));
     if (tensor.shape.back() % static_cast<int64_t>(type.cols) != 0) {
-      fail(fmt::format("of shape {} has rows that are no whole {} blocks of {}; the file is damaged", shape, type.name, type.cols));
+      fail(fmt::format("of shape {} has rows that are no whole {} blocks of {}; the file is damaged", shape, type.name,
+                       type.cols));
     }
     uint64_t total = type.bytes;
     for (size_t i = 0; i < tensor.shape.size(); ++i) {
       uint64_t extent = static_cast<uint64_t>(tensor.shape[i]);
       if (i + 1 == tensor.shape.size()) extent /= type.cols;
-      if (__builtin_mul_overflow(total, extent, &total)) fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
+      if (__builtin_mul_overflow(total, extent, &total))
+        fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
     }
-    if (total > static_cast<uint64_t>(INT64_MAX)) fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
+    if (total > static_cast<uint64_t>(INT64_MAX))
+      fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
     return total;
   }
 
@@ -209,9 +225,12 @@ void read_version(GgufReader& reader, GgufHeader& header) {
   const auto magic = reader.take(4);
   if (std::memcmp(magic.data(), "GGUF", 4) != 0) reader.fail("does not begin with GGUF; is it a GGUF file?");
   header.version = reader.read<uint32_t>();
-  if ((header.version & 0xffffU) == 0) reader.fail("is a big-endian GGUF file; make it again for a little-endian machine");
-  if (header.version == 1) reader.fail("is GGUF version 1, needed 2 or 3; convert the model again with a current llama.cpp");
-  if (header.version > 3) reader.fail(fmt::format("is GGUF version {}, needed 2 or 3; use a newer sluice", header.version));
+  if ((header.version & 0xffffU) == 0)
+    reader.fail("is a big-endian GGUF file; make it again for a little-endian machine");
+  if (header.version == 1)
+    reader.fail("is GGUF version 1, needed 2 or 3; convert the model again with a current llama.cpp");
+  if (header.version > 3)
+    reader.fail(fmt::format("is GGUF version {}, needed 2 or 3; use a newer sluice", header.version));
 }
 
 void read_alignment(const GgufReader& reader, GgufHeader& header) {
@@ -226,23 +245,30 @@ void read_alignment(const GgufReader& reader, GgufHeader& header) {
 }
 
 // Places the tensors in the data section. Throws when they overlap or end past the file.
-void place_tensors(std::vector<GgufReader::Entry>& entries, std::span<const std::byte> file, uint64_t data_begin, std::string_view name,
-                   TensorData data) {
+void place_tensors(std::vector<GgufReader::Entry>& entries, std::span<const std::byte> file, uint64_t data_begin,
+                   std::string_view name, TensorData data) {
   auto fail = [&](const GgufReader::Entry& entry, const std::string& problem) {
     bad_file(name, fmt::format("tensor {}: {}", printable(entry.tensor.name), problem));
   };
   std::vector<size_t> order(entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return entries[a].offset < entries[b].offset; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return entries[a].offset < entries[b].offset; });
 
   const uint64_t data_bytes = file.size() > data_begin ? file.size() - data_begin : 0;
   uint64_t at = 0;  // end of the tensor before
   for (size_t i : order) {
     const GgufReader::Entry& entry = entries[i];
-    if (entry.offset < at) fail(entry, fmt::format("data at offset {} begins inside the tensor before it, which ends at {}; the file is damaged", entry.offset, at));
-    if (__builtin_add_overflow(entry.offset, entry.bytes, &at)) fail(entry, fmt::format("offset {} is past the end of the file; it is damaged", entry.offset));
+    if (entry.offset < at)
+      fail(entry,
+           fmt::format("data at offset {} begins inside the tensor before it, which ends at {}; the file is damaged",
+                       entry.offset, at));
+    if (__builtin_add_overflow(entry.offset, entry.bytes, &at))
+      fail(entry, fmt::format("offset {} is past the end of the file; it is damaged", entry.offset));
     if (data == TensorData::required && at > data_bytes) {
-      fail(entry, fmt::format("data ends at byte {} of the data, the file holds {}; it was cut short, download it again", at, data_bytes));
+      fail(entry,
+           fmt::format("data ends at byte {} of the data, the file holds {}; it was cut short, download it again", at,
+                       data_bytes));
     }
   }
   if (at > data_bytes) return;
@@ -259,7 +285,8 @@ GgufHeader parse_gguf(std::span<const std::byte> file, std::string_view name, Te
   reader.about("the header");
   reader.check_count(num_keys, 8 + 4 + 1, "metadata keys");  // length, type, smallest value
   reader.check_count(num_tensors, 8 + 4 + 8 + 4 + 8, "tensors");
-  if (num_keys > max_keys) reader.fail(fmt::format("promises {} metadata keys, at most {} are read; is it a model?", num_keys, max_keys));
+  if (num_keys > max_keys)
+    reader.fail(fmt::format("promises {} metadata keys, at most {} are read; is it a model?", num_keys, max_keys));
 
   std::set<std::string_view> keys, names;
   for (uint64_t i = 0; i < num_keys; ++i) header.metadata.push_back(reader.key_and_value(keys));
@@ -283,7 +310,8 @@ void GgufValue::for_each(const std::function<bool(const GgufValue&)>& visit) con
   }
 }
 
-GgufFile::GgufFile(const std::string& path, TensorData data) : map_(path), header_(parse_gguf(map_.bytes(), path, data)) {
+GgufFile::GgufFile(const std::string& path, TensorData data)
+    : map_(path), header_(parse_gguf(map_.bytes(), path, data)) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) tensor_index_.emplace(header_.tensors[i].name, i);
   for (size_t i = 0; i < header_.metadata.size(); ++i) key_index_.emplace(header_.metadata[i].first, i);
 }

@@ -46,7 +46,7 @@ class GgufValue {
   std::vector<std::string_view> strings() const;  // bytes as stored, which need not be UTF-8
   std::vector<int64_t> integers() const;
   std::vector<double> numbers() const;
-  std::vector<GgufValue> elements() const;  // of any array
+  std::vector<GgufValue> elements() const;                                  // of any array
   void for_each(const std::function<bool(const GgufValue&)>& visit) const;  // until `visit` says false
 
  private:

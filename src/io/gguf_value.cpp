@@ -19,7 +19,8 @@ T load(std::span<const std::byte> bytes) {
 }  // namespace
 
 std::string_view to_string(GgufType type) {
-  constexpr std::string_view names[] = {"u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"};
+  constexpr std::string_view names[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
+                                        "bool", "string", "array", "u64", "i64", "f64"};
   return names[static_cast<size_t>(type)];
 }
 
@@ -121,8 +122,9 @@ Json to_json(const GgufValue& value) {
 Json gguf_metadata_json(const GgufHeader& header) {
   Json json = Json::object();
   for (const auto& [key, value] : header.metadata) {
-    const bool left_out = value.type() == GgufType::array && (value.size() > max_json_elements || key.starts_with("tokenizer.") ||
-                                                              value.element_type() == GgufType::array);
+    const bool left_out =
+        value.type() == GgufType::array &&
+        (value.size() > max_json_elements || key.starts_with("tokenizer.") || value.element_type() == GgufType::array);
     if (left_out) continue;
     json[std::string(key)] = to_json(value);
   }

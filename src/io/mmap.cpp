@@ -21,7 +21,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
     ~Close() { ::close(fd); }
   } close_at_end{fd};
 
-  struct stat info{};
+  struct stat info {};
   if (::fstat(fd, &info) != 0) bad_file_errno(path, "cannot read the file's size");
   if (S_ISDIR(info.st_mode)) bad_file(path, "is a directory, a file is needed");
   if (!S_ISREG(info.st_mode)) bad_file(path, "is not a regular file; copy it to one");

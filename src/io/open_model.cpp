@@ -31,7 +31,9 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 
 // The real path of a shard. Throws when it leaves the folder.
 fs::path resolve_shard(const fs::path& folder, const std::string& shard, const std::string& index) {
-  auto refuse = [&](const char* problem) { bad_file(index, fmt::format("the entry \"{}\" {}", printable(shard), problem)); };
+  auto refuse = [&](const char* problem) {
+    bad_file(index, fmt::format("the entry \"{}\" {}", printable(shard), problem));
+  };
   const fs::path relative(shard);
   if (shard.empty() || shard.find('\0') != std::string::npos) refuse("is no file name; download the index again");
   if (relative.is_absolute()) refuse("is an absolute path; shards must lie in the model's folder");
@@ -48,7 +50,8 @@ fs::path resolve_shard(const fs::path& folder, const std::string& shard, const s
   // A Hugging Face cache has snapshots/<revision>/x.safetensors -> ../../blobs/<hash>.
   const bool in_cache = real_folder.parent_path().filename() == "snapshots" &&
                         is_inside(real, real_folder.parent_path().parent_path() / "blobs");
-  if (!is_inside(real, real_folder) && !in_cache) refuse("is a link that leaves the model's folder; copy the file there");
+  if (!is_inside(real, real_folder) && !in_cache)
+    refuse("is a link that leaves the model's folder; copy the file there");
   return folder / relative;
 }
 
@@ -73,7 +76,8 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(path, ignored)) names.insert(entry.path().filename().string());
   for (const std::string& name : names) {
-    if (name.ends_with(".gguf")) bad_file(path, fmt::format("has no {}, but {}; give the path of that file", single_name, printable(name)));
+    if (name.ends_with(".gguf"))
+      bad_file(path, fmt::format("has no {}, but {}; give the path of that file", single_name, printable(name)));
   }
   for (const std::string& name : names) {
     if (name == "adapter_config.json" || name == "adapters.safetensors") {
@@ -117,7 +121,8 @@ void WeightSource::open_folder(TensorData data) {
   const fs::path folder(path_);
   const bool single = path_exists(folder / single_name), sharded = path_exists(folder / index_name);
   if (!single && !sharded) no_model(path_);
-  if (!path_exists(folder / "config.json")) bad_file(path_, "has no config.json; copy it from where the model came from");
+  if (!path_exists(folder / "config.json"))
+    bad_file(path_, "has no config.json; copy it from where the model came from");
   config_ = read_json_file((folder / "config.json").string());
   if (!config_.is_object()) bad_file((folder / "config.json").string(), "is not a JSON object; download it again");
   if (single) {
@@ -146,7 +151,8 @@ void WeightSource::collect_names() {
     if (last == ".scales" || last == ".biases") {
       const std::string weight = name.substr(0, dot) + ".weight";
       const auto found = tensors_.find(weight);
-      if (found != tensors_.end() && found->second.tensor != nullptr && is_affine(weight, *found->second.tensor)) continue;
+      if (found != tensors_.end() && found->second.tensor != nullptr && is_affine(weight, *found->second.tensor))
+        continue;
     }
     names_.push_back(name);
   }
@@ -157,7 +163,8 @@ void WeightSource::open_gguf(TensorData data) {
   gguf_ = std::make_unique<GgufFile>(path_, data);
   const GgufValue* splits = gguf_->get("split.count");
   if (splits != nullptr && splits->integer().value_or(0) > 1) {
-    bad_file(path_, fmt::format("is one of {} parts of a model; join them with llama-gguf-split --merge", *splits->integer()));
+    bad_file(path_,
+             fmt::format("is one of {} parts of a model; join them with llama-gguf-split --merge", *splits->integer()));
   }
   const GgufValue* type = gguf_->get("general.type");
   if (type != nullptr && type->string() == "adapter") {

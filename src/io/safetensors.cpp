@@ -113,9 +113,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     bad_file(file_, fmt::format("tensor {} {}", printable(entry_name_), problem));
   }
   [[noreturn]] void unexpected(const char* what) const {
-    if (place_ == Place::before) bad_file(file_, fmt::format("the header is {}, not an object; is this a safetensors file?", what));
+    if (place_ == Place::before)
+      bad_file(file_, fmt::format("the header is {}, not an object; is this a safetensors file?", what));
     if (place_ == Place::metadata) {
-      bad_file(file_, fmt::format("__metadata__ holds {} under \"{}\", only text is allowed; write the file again", what, printable(key_)));
+      bad_file(file_, fmt::format("__metadata__ holds {} under \"{}\", only text is allowed; write the file again",
+                                  what, printable(key_)));
     }
     fail(fmt::format("has {} where it does not belong (near \"{}\"); the file is damaged", what, printable(key_)));
   }
@@ -139,15 +141,15 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 uint64_t tensor_bytes(std::string_view file, const StoredTensor& tensor) {
   const auto bits = static_cast<uint64_t>(safetensors_dtype_bits(tensor.dtype));
   if (bits == 0) {
-    bad_file(file, fmt::format("tensor {} has the unknown dtype \"{}\"; convert it to BF16, F16 or F32", printable(tensor.name),
-                               printable(tensor.dtype)));
+    bad_file(file, fmt::format("tensor {} has the unknown dtype \"{}\"; convert it to BF16, F16 or F32",
+                               printable(tensor.name), printable(tensor.dtype)));
   }
   uint64_t total = bits;
   // An extent of zero makes the product zero whatever the others are, but those must be sound on their own.
   for (int64_t extent : tensor.shape) {
     if (extent != 0 && __builtin_mul_overflow(total, static_cast<uint64_t>(extent), &total)) {
-      bad_file(file, fmt::format("tensor {}: shape [{}] is larger than memory can be; the file is damaged", printable(tensor.name),
-                                 fmt::join(tensor.shape, ", ")));
+      bad_file(file, fmt::format("tensor {}: shape [{}] is larger than memory can be; the file is damaged",
+                                 printable(tensor.name), fmt::join(tensor.shape, ", ")));
     }
   }
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) return 0;
@@ -162,20 +164,25 @@ void check_range(std::string_view file, const HeaderReader::Entry& entry, uint64
   const uint64_t needed = tensor_bytes(file, entry.tensor);
   const std::string name = printable(entry.tensor.name);
   if (entry.begin > entry.end) {
-    bad_file(file, fmt::format("tensor {}: data_offsets [{}, {}] run backwards; the file is damaged", name, entry.begin, entry.end));
+    bad_file(file, fmt::format("tensor {}: data_offsets [{}, {}] run backwards; the file is damaged", name, entry.begin,
+                               entry.end));
   }
   if (entry.end - entry.begin != needed) {
-    bad_file(file, fmt::format("tensor {}: data_offsets hold {} bytes, shape [{}] of {} needs {}; the file is damaged", name,
-                               entry.end - entry.begin, fmt::join(entry.tensor.shape, ", "), entry.tensor.dtype, needed));
+    bad_file(file,
+             fmt::format("tensor {}: data_offsets hold {} bytes, shape [{}] of {} needs {}; the file is damaged", name,
+                         entry.end - entry.begin, fmt::join(entry.tensor.shape, ", "), entry.tensor.dtype, needed));
   }
   if (data_is_there && entry.end > data_bytes) {
-    bad_file(file, fmt::format("tensor {}: data ends at byte {} of the data, the file holds {}; it was cut short, download it again",
-                               name, entry.end, data_bytes));
+    bad_file(file,
+             fmt::format(
+                 "tensor {}: data ends at byte {} of the data, the file holds {}; it was cut short, download it again",
+                 name, entry.end, data_bytes));
   }
 }
 
 // The ranges must tile the data: no overlap, no gap, nothing left over.
-void check_tiling(std::string_view file, const std::vector<HeaderReader::Entry>& entries, uint64_t data_bytes, bool data_is_there) {
+void check_tiling(std::string_view file, const std::vector<HeaderReader::Entry>& entries, uint64_t data_bytes,
+                  bool data_is_there) {
   std::vector<size_t> order(entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -185,13 +192,16 @@ void check_tiling(std::string_view file, const std::vector<HeaderReader::Entry>&
   for (size_t i : order) {
     const HeaderReader::Entry& entry = entries[i];
     if (entry.begin != at) {
-      bad_file(file, fmt::format("tensor {}: data begins at byte {}, {} the tensor before it, which ends at {}; the file is damaged",
-                                 printable(entry.tensor.name), entry.begin, entry.begin < at ? "inside" : "with a gap after", at));
+      bad_file(file,
+               fmt::format(
+                   "tensor {}: data begins at byte {}, {} the tensor before it, which ends at {}; the file is damaged",
+                   printable(entry.tensor.name), entry.begin, entry.begin < at ? "inside" : "with a gap after", at));
     }
     at = entry.end;
   }
   if (data_is_there && at != data_bytes) {
-    bad_file(file, fmt::format("the tensors end at byte {} of the data, the file holds {}; the file is damaged", at, data_bytes));
+    bad_file(file, fmt::format("the tensors end at byte {} of the data, the file holds {}; the file is damaged", at,
+                               data_bytes));
   }
 }
 
@@ -206,10 +216,10 @@ int64_t safetensors_dtype_bits(std::string_view dtype) {
     std::string_view name;
     int64_t bits;
   };
-  static constexpr std::array<Row, 20> rows = {{{"F64", 64},     {"F32", 32},     {"F16", 16},    {"BF16", 16},   {"I64", 64},
-                                                {"I32", 32},     {"I16", 16},     {"I8", 8},      {"U64", 64},    {"U32", 32},
-                                                {"U16", 16},     {"U8", 8},       {"BOOL", 8},    {"C64", 64},    {"F8_E4M3", 8},
-                                                {"F8_E5M2", 8},  {"F8_E8M0", 8},  {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}}};
+  static constexpr std::array<Row, 20> rows = {
+      {{"F64", 64},    {"F32", 32},    {"F16", 16},    {"BF16", 16},   {"I64", 64},    {"I32", 32}, {"I16", 16},
+       {"I8", 8},      {"U64", 64},    {"U32", 32},    {"U16", 16},    {"U8", 8},      {"BOOL", 8}, {"C64", 64},
+       {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4}}};
   for (const Row& row : rows) {
     if (row.name == dtype) return row.bits;
   }
@@ -217,15 +227,19 @@ int64_t safetensors_dtype_bits(std::string_view dtype) {
 }
 
 SafetensorsHeader parse_safetensors(std::span<const std::byte> file, std::string_view name, TensorData data) {
-  if (file.size() < length_bytes) bad_file(name, fmt::format("holds {} bytes, a safetensors file begins with 8; download it again", file.size()));
+  if (file.size() < length_bytes)
+    bad_file(name, fmt::format("holds {} bytes, a safetensors file begins with 8; download it again", file.size()));
   uint64_t header_bytes = 0;
   for (size_t i = 0; i < length_bytes; ++i) header_bytes |= std::to_integer<uint64_t>(file[i]) << (8 * i);
   if (header_bytes > max_header_bytes) {
-    bad_file(name, fmt::format("the header length is {}, at most 100000000 is allowed; is this a safetensors file?", header_bytes));
+    bad_file(name, fmt::format("the header length is {}, at most 100000000 is allowed; is this a safetensors file?",
+                               header_bytes));
   }
   if (header_bytes > file.size() - length_bytes) {
-    bad_file(name, fmt::format("the header needs {} bytes, the file holds {} after its length; it was cut short, download it again",
-                               header_bytes, file.size() - length_bytes));
+    bad_file(name,
+             fmt::format(
+                 "the header needs {} bytes, the file holds {} after its length; it was cut short, download it again",
+                 header_bytes, file.size() - length_bytes));
   }
   const auto* text = reinterpret_cast<const char*>(file.data()) + length_bytes;
   HeaderReader reader(name);
@@ -271,7 +285,8 @@ void write_safetensors(const std::string& path, const std::vector<TensorToWrite>
     SLUICE_ASSERT(names.insert(tensor.name).second);
     const StoredTensor as_stored{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .data = {}};
     SLUICE_ASSERT(tensor_bytes(path, as_stored) == tensor.data.size());
-    const Json entry = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.data.size()}}};
+    const Json entry = {
+        {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.data.size()}}};
     text += (text.empty() ? "" : ",") + Json(tensor.name).dump() + ":" + entry.dump();
     offset += tensor.data.size();
   }

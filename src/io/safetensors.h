@@ -22,9 +22,9 @@ namespace sluice {
 
 struct StoredTensor {
   std::string name;
-  std::string dtype;                 // as the file says it: F64 F32 F16 BF16 I64 … U8 BOOL (GGUF: Q4_K …)
-  std::vector<int64_t> shape;        // outermost first; empty for a scalar
-  std::span<const std::byte> data;   // null when only the header is there
+  std::string dtype;                // as the file says it: F64 F32 F16 BF16 I64 … U8 BOOL (GGUF: Q4_K …)
+  std::vector<int64_t> shape;       // outermost first; empty for a scalar
+  std::span<const std::byte> data;  // null when only the header is there
   int64_t numel() const;
 };
 
@@ -32,8 +32,8 @@ struct StoredTensor {
 enum class TensorData : uint8_t { required, may_be_absent };
 
 struct SafetensorsHeader {
-  std::vector<StoredTensor> tensors;                           // in header order
-  std::vector<std::pair<std::string, std::string>> metadata;   // __metadata__, in header order
+  std::vector<StoredTensor> tensors;                          // in header order
+  std::vector<std::pair<std::string, std::string>> metadata;  // __metadata__, in header order
 };
 
 // Parses a whole file held in memory; the tensors' data point into `file`. `name` is for messages. Throws Error(bad_file)
@@ -53,7 +53,7 @@ class SafetensorsFile {
   const MappedFile& map() const { return map_; }
   const std::vector<StoredTensor>& tensors() const { return header_.tensors; }
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return header_.metadata; }
-  const StoredTensor* find(std::string_view name) const;   // null when absent
+  const StoredTensor* find(std::string_view name) const;  // null when absent
 
  private:
   MappedFile map_;

@@ -21,8 +21,9 @@ std::optional<WeightFormat> format_of(std::string_view dtype) {
                                   WeightFormat::q4_k, WeightFormat::q5_k, WeightFormat::q6_k};
   for (WeightFormat format : all) {
     const std::string_view name = to_string(format);  // the same in lower case
-    if (name.size() == dtype.size() && std::equal(name.begin(), name.end(), dtype.begin(),
-                                                  [](char a, char b) { return a == std::tolower(static_cast<unsigned char>(b)); })) {
+    if (name.size() == dtype.size() && std::equal(name.begin(), name.end(), dtype.begin(), [](char a, char b) {
+          return a == std::tolower(static_cast<unsigned char>(b));
+        })) {
       return format;
     }
   }
@@ -62,8 +63,10 @@ std::string_view to_string(SourceKind kind) {
 
 const StoredTensor& WeightSource::present(std::string_view name, const Slot& slot) const {
   if (slot.tensor == nullptr) {
-    bad_file(path_, fmt::format("tensor {} is listed in the index, but {} is missing or does not hold it; download the model again",
-                                printable(name), printable(*slot.file)));
+    bad_file(
+        path_,
+        fmt::format("tensor {} is listed in the index, but {} is missing or does not hold it; download the model again",
+                    printable(name), printable(*slot.file)));
   }
   return *slot.tensor;
 }
@@ -86,15 +89,17 @@ std::optional<Weight> WeightSource::find(std::string_view name) const {
   if (!format) {
     bad_file(*tensors_.find(name)->second.file,
              fmt::format("tensor {} has dtype {}, which is not read; {}", printable(name), stored->dtype,
-                         kind_ == SourceKind::gguf ? "make the file again with llama-quantize as Q4_K_M, Q5_K_M, Q6_K or Q8_0"
-                                                   : "take the bf16, f16 or f32 form of this model, or an MLX affine one"));
+                         kind_ == SourceKind::gguf
+                             ? "make the file again with llama-quantize as Q4_K_M, Q5_K_M, Q6_K or Q8_0"
+                             : "take the bf16, f16 or f32 form of this model, or an MLX affine one"));
   }
   return Weight{.format = *format, .rows = rows_of(*stored), .cols = cols_of(*stored), .data = stored->data.data()};
 }
 
 Weight WeightSource::need(std::string_view name) const {
   if (std::optional<Weight> weight = find(name)) return *weight;
-  bad_file(path_, fmt::format("has no tensor {}; is it the whole model, and of the family config.json says?", printable(name)));
+  bad_file(path_, fmt::format("has no tensor {}; is it the whole model, and of the family config.json says?",
+                              printable(name)));
 }
 
 Weight WeightSource::affine_weight(std::string_view name, const StoredTensor& weight) const {
@@ -103,23 +108,28 @@ Weight WeightSource::affine_weight(std::string_view name, const StoredTensor& we
   const AffineSettings settings = affine_settings(config_, module, file);
   const StoredTensor& scales = *tensor(module + ".scales");
   const StoredTensor* biases = tensor(module + ".biases");
-  auto disagree = [&](const std::string& problem) { bad_file(file, fmt::format("tensor {}: {}", printable(name), problem)); };
-  if (biases == nullptr) disagree("has .scales but no .biases, which MLX's affine mode needs; download the model again");
+  auto disagree = [&](const std::string& problem) {
+    bad_file(file, fmt::format("tensor {}: {}", printable(name), problem));
+  };
+  if (biases == nullptr)
+    disagree("has .scales but no .biases, which MLX's affine mode needs; download the model again");
 
   const std::optional<WeightFormat> scale_format = format_of(scales.dtype);
   if (!scale_format || block_bytes(*scale_format) > 4 || block_cols(*scale_format) != 1) {
     disagree(fmt::format("its scales are {}, needed F32, F16 or BF16; quantise the model again", scales.dtype));
   }
   if (biases->dtype != scales.dtype || biases->shape != scales.shape) {
-    disagree(fmt::format("its scales are {} {}, its biases {} {}; they must agree, quantise the model again", scales.dtype,
-                         shape_text(scales), biases->dtype, shape_text(*biases)));
+    disagree(fmt::format("its scales are {} {}, its biases {} {}; they must agree, quantise the model again",
+                         scales.dtype, shape_text(scales), biases->dtype, shape_text(*biases)));
   }
   const int64_t words = cols_of(weight), groups = cols_of(scales);
   constexpr int64_t most = int64_t{1} << 40;  // keeps the products below in range
   if (weight.shape.size() < 2 || weight.shape.size() != scales.shape.size() || rows_of(weight) != rows_of(scales) ||
       words > most || groups > most || words * 32 != groups * settings.group_size * settings.bits) {
-    disagree(fmt::format("codes {} and scales {} do not fit {} bits in groups of {}, as config.json has it; "
-                         "is config.json from another model?", shape_text(weight), shape_text(scales), settings.bits, settings.group_size));
+    disagree(
+        fmt::format("codes {} and scales {} do not fit {} bits in groups of {}, as config.json has it; "
+                    "is config.json from another model?",
+                    shape_text(weight), shape_text(scales), settings.bits, settings.group_size));
   }
   return {.format = WeightFormat::affine,
           .rows = rows_of(weight),
@@ -145,7 +155,8 @@ std::optional<std::vector<int64_t>> WeightSource::shape(std::string_view name) c
 std::vector<float> WeightSource::read_vector(std::string_view name) const {
   const StoredTensor* stored = tensor(name);
   if (stored == nullptr) {
-    bad_file(path_, fmt::format("has no tensor {}; is it the whole model, and of the family config.json says?", printable(name)));
+    bad_file(path_, fmt::format("has no tensor {}; is it the whole model, and of the family config.json says?",
+                                printable(name)));
   }
   std::vector<float> values(static_cast<size_t>(stored->numel()));
   if (stored->data.data() == nullptr) return values;
@@ -155,8 +166,9 @@ std::vector<float> WeightSource::read_vector(std::string_view name) const {
   else if (stored->dtype == "F16") read_values<uint16_t>(stored->data, values, f16_to_float);
   else if (stored->dtype == "F64") read_values<double>(stored->data, values, same);
   else {
-    bad_file(*tensors_.find(name)->second.file, fmt::format("tensor {} has dtype {}, needed F32, F16, BF16 or F64; convert the model",
-                                                            printable(name), stored->dtype));
+    bad_file(*tensors_.find(name)->second.file,
+             fmt::format("tensor {} has dtype {}, needed F32, F16, BF16 or F64; convert the model", printable(name),
+                         stored->dtype));
   }
   return values;
 }

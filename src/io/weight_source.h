@@ -72,9 +72,9 @@ class WeightSource {
 
  private:
   friend std::unique_ptr<WeightSource> open_model(const std::string& path, OpenOptions options);
-  struct Slot {                        // where a name is
-    const StoredTensor* tensor;        // null when its shard is missing
-    const std::string* file;           // the file's path, for messages
+  struct Slot {                  // where a name is
+    const StoredTensor* tensor;  // null when its shard is missing
+    const std::string* file;     // the file's path, for messages
   };
 
   WeightSource();

@@ -25,7 +25,9 @@ double element(const Weight& w, int64_t row, int64_t col) {
     return std::bit_cast<float>(bits << 16);
   };
   if (w.format != WeightFormat::affine) {
-    const DType dtype = w.format == WeightFormat::f32 ? DType::f32 : w.format == WeightFormat::f16 ? DType::f16 : DType::bf16;
+    const DType dtype = w.format == WeightFormat::f32   ? DType::f32
+                        : w.format == WeightFormat::f16 ? DType::f16
+                                                        : DType::bf16;
     return at(w.data, dtype, row * w.cols + col);
   }
   const int64_t per_word = 32 / w.bits;
@@ -65,8 +67,8 @@ TEST_CASE("open_model: every tensor of every oracle model reads as an independen
 }
 
 TEST_CASE("open_model: an affine module dequantises to the oracle's matrix") {
-  for (const char* folder : {"llama-gqa-q4g32", "llama-gqa-q4g64", "llama-gqa-q8g64", "llama-gqa-mixed", "minicpm5-like-q4g32",
-                             "gemma4-e4b-like-q4g64", "gemma4-e4b-like-mixed"}) {
+  for (const char* folder : {"llama-gqa-q4g32", "llama-gqa-q4g64", "llama-gqa-q8g64", "llama-gqa-mixed",
+                             "minicpm5-like-q4g32", "gemma4-e4b-like-q4g64", "gemma4-e4b-like-mixed"}) {
     CAPTURE(folder);
     const Oracle oracle(folder);
     const auto source = open_model(oracle.path().string());
@@ -81,7 +83,8 @@ TEST_CASE("open_model: an affine module dequantises to the oracle's matrix") {
     REQUIRE(expected.shape == std::vector<int64_t>{weight.rows, weight.cols});
     double worst = 0;
     for (int64_t i = 0; i < weight.rows * weight.cols; ++i) {
-      worst = std::max(worst, std::abs(element(weight, i / weight.cols, i % weight.cols) - expected.values[static_cast<size_t>(i)]));
+      worst = std::max(
+          worst, std::abs(element(weight, i / weight.cols, i % weight.cols) - expected.values[static_cast<size_t>(i)]));
     }
     CHECK(worst < 1e-7);  // the oracle's values are stored in F32
   }

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
+
 #include "support/oracle.h"
 
 namespace sluice {

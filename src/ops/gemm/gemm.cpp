@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <dnnl.hpp>
 #include <memory>
@@ -223,6 +224,12 @@ int64_t slice_rows(const Context& ctx, const Gemm& g) {
   return has_brgemm(widens(ctx, g.dtype) ? DType::f32 : g.dtype) ? g.m : sgemm_slice;
 }
 
+// Row tails of every length must not become primitives of their own, about 0.1 MiB of code each: odd extents to 256 are padded.
+int64_t padded_extent(int64_t extent) {
+  if (extent > 256 || extent % 16 == 0) return extent;
+  return extent < 16 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(extent))) : round_up(extent, 32);
+}
+
 Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
   const bool widen = widens(ctx, g.dtype);
   Run run;
@@ -232,16 +239,16 @@ Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
   key.transpose_a = g.transpose_a;
   key.transpose_b = g.transpose_b;
   key.add = g.write == Write::add;
-  key.k = g.k;
   const bool packed_only = has_brgemm(key.dtype);
+  key.k = packed_only ? padded_extent(g.k) : g.k;
   // One row of a transposed A looks like a plain A to oneDNN, which blocks k differently for the two.
-  key.m = packed_only ? std::max<int64_t>(rows, g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
-  key.n = packed_only ? g.n : round_up(g.n, sgemm_tile_cols);
+  key.m = packed_only ? std::max<int64_t>(padded_extent(rows), g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
+  key.n = packed_only ? padded_extent(g.n) : round_up(g.n, sgemm_tile_cols);
   key.lda = key.transpose_a ? key.m : key.k;
   key.ldb = key.transpose_b ? key.k : key.n;
   key.ldc = key.n;
-  run.copy_a = widen || key.m != rows || (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
-  run.copy_b = widen || key.n != g.n || (packed_only && g.ldb != key.ldb && (key.transpose_b ? key.n : key.k) > 1);
+  run.copy_a = widen || key.m != rows || key.k != g.k || (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
+  run.copy_b = widen || key.n != g.n || key.k != g.k || (packed_only && g.ldb != key.ldb && (key.transpose_b ? key.n : key.k) > 1);
   run.copy_c = key.c_dtype != g.c_dtype || key.m != rows || key.n != g.n || (packed_only && g.ldc != key.ldc && key.m > 1);
   if (!packed_only) {
     if (!run.copy_a) key.lda = g.lda;
@@ -299,7 +306,7 @@ void run_slice(const Gemm& g, const Run& run, int64_t begin, int64_t rows, std::
   std::byte* c = at(static_cast<std::byte*>(g.c), begin * g.ldc, g.c_dtype);
   if (run.copy_a) {
     const int64_t lying_rows = g.transpose_a ? g.k : rows, lying_cols = g.transpose_a ? rows : g.k;
-    copy_operand(lying_rows, lying_cols, g.dtype, a, g.lda, key.dtype, scratch + run.a, g.transpose_a ? key.k : key.m, key.lda);
+    copy_operand(lying_rows, lying_cols, g.dtype, a, g.lda, key.dtype, scratch + run.a, g.transpose_a ? key.k : key.m, g.transpose_a ? key.m : key.k);
   }
   if (run.copy_c && key.add) {
     copy_operand(rows, g.n, g.c_dtype, c, g.ldc, key.c_dtype, scratch + run.c, key.m, key.n);
@@ -347,7 +354,7 @@ void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratc
       const Key& key = run.key;
       const int64_t lying_rows = args.transpose_b ? args.n : args.k, lying_cols = args.transpose_b ? args.k : args.n;
       copy_operand(lying_rows, lying_cols, args.dtype, args.b, args.ldb, key.dtype, scratch, args.transpose_b ? key.n : key.k,
-                   key.ldb);
+                   args.transpose_b ? key.k : key.n);
     }
     run_slice(args, run, begin, rows, scratch);
   }

@@ -3,10 +3,11 @@
 //
 //   C[m,n] = op(A)[m,k] op(B)[k,n]  (+ C)
 //
-// Operands are bf16 or f32 (one dtype), C is f32 or bf16; sums are float32, never split over k, so an element's bits depend on its
-// row of A, its column of B and k alone: not on m, n, or the threads. On CPUs without bf16 support in oneDNN
-// (AVX2) bf16 operands are widened to f32 first, into `scratch`. Primitives are cached by shape, for the life of the process.
-// Throws Error(device) when oneDNN refuses.
+// Operands are bf16 or f32 (one dtype), C is f32 or bf16; sums are float32, never split over threads, so an element's bits depend
+// on its row of A, its column of B and k alone: not on m, n, the strides or the threads. Packed operands (lda = columns as they lie)
+// are read in place; operands with gaps, and odd extents up to 256, pass through a copy in `scratch`, as do bf16 operands on
+// CPUs where oneDNN has no fast bf16 (AVX2), which are widened to f32. Primitives are cached by shape, for the life of the process; any
+// threads may call at once. Throws Error(device) when oneDNN refuses.
 #pragma once
 
 #include "core/context.h"

@@ -116,3 +116,17 @@ function(sluice_fuzzers)
     add_dependencies(fuzzers ${name})
   endforeach()
 endfunction()
+
+# libsluice_cuda.so from all *.cu; the program opens it when a CUDA device is first used. A macro, since a language can only
+# be enabled in file scope.
+macro(sluice_cuda_library)
+  file(GLOB_RECURSE sluice_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
+  if(sluice_cuda_sources)
+    enable_language(CUDA)
+    add_library(sluice_cuda SHARED ${sluice_cuda_sources})
+    target_include_directories(sluice_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(sluice_cuda PRIVATE sluice_core)
+  else()
+    message(STATUS "No .cu files in src: the CUDA backend is not built")
+  endif()
+endmacro()

@@ -1,0 +1,166 @@
+#include "train/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "io/atomic_file.h"
+#include "io/json_file.h"
+#include "io/safetensors.h"
+#include "model/adapter_file.h"
+
+namespace sluice {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::string step_name(int64_t step) { return fmt::format("step-{:07d}", step); }
+
+std::span<const std::byte> bytes_of(const float* values, int64_t count) {
+  return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
+}
+
+void sync_folder(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+  if (fd < 0) return;
+  ::fsync(fd);
+  ::close(fd);
+}
+
+// A symbolic link that is replaced in one step. Relative, so that the folder can be moved.
+void point(const fs::path& out, const std::string& name, const std::string& target) {
+  const fs::path temporary = out / (name + ".tmp");
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  fs::create_directory_symlink(target, temporary);
+  fs::rename(temporary, out / name);
+  sync_folder(out);
+}
+
+Json state_json(const TrainState& s) {
+  return {{"format", 1},
+          {"step", s.step},
+          {"microbatches", s.microbatches},
+          {"trained_tokens", s.trained_tokens},
+          {"best_metric", s.best_metric},
+          {"best_step", s.best_step},
+          {"run_id", s.run_id}};
+}
+
+TrainState state_from(const Json& j, const std::string& path) {
+  TrainState s;
+  try {
+    check(j.at("format") == 1, ErrorCode::bad_file, path + ": format is not 1; it was written by a newer sluice");
+    s.step = j.at("step").get<int64_t>();
+    s.microbatches = j.at("microbatches").get<int64_t>();
+    s.trained_tokens = j.at("trained_tokens").get<int64_t>();
+    s.best_metric = j.at("best_metric").get<double>();
+    s.best_step = j.at("best_step").get<int64_t>();
+    s.run_id = j.at("run_id").get<std::string>();
+  } catch (const Json::exception& e) {
+    throw Error(ErrorCode::bad_file, fmt::format("{}: {}; the checkpoint is damaged, remove its folder", path, e.what()));
+  }
+  return s;
+}
+
+std::vector<fs::path> checkpoint_folders(const fs::path& out) {
+  std::vector<fs::path> folders;
+  if (!fs::is_directory(out)) return folders;
+  for (const auto& entry : fs::directory_iterator(out)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_directory() || entry.is_symlink() || !name.starts_with("step-") || name.ends_with(".tmp")) continue;
+    if (fs::exists(entry.path() / "state.json")) folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+}  // namespace
+
+int64_t checkpoint_bytes(const AdapterLayout& layout) { return 3 * layout.size() * 4 + (1 << 16); }
+
+std::string save_checkpoint(const std::string& out, const CheckpointView& view) {
+  const fs::path root(out), temporary = root / (step_name(view.state.step) + ".tmp"), final_name = root / step_name(view.state.step);
+  try {
+    fs::create_directories(root);
+    fs::remove_all(temporary);
+    fs::create_directories(temporary);
+    save_peft_adapter(temporary.string(), view.layout, view.parameters, view.base);
+    const int64_t n = view.layout.size();
+    write_safetensors((temporary / "optimizer.safetensors").string(),
+                      {{"exp_avg", "F32", {n}, bytes_of(view.m, n)}, {"exp_avg_sq", "F32", {n}, bytes_of(view.v, n)}},
+                      {{"step", std::to_string(view.state.step)}});
+    atomic_write_file((temporary / "state.json").string(), state_json(view.state).dump(2) + "\n");
+    sync_folder(temporary);
+    fs::remove_all(final_name);  // the same step, saved again
+    fs::rename(temporary, final_name);
+    sync_folder(root);
+    point(root, "last", step_name(view.state.step));
+  } catch (Error& e) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw e.while_doing("saving a checkpoint");
+  } catch (const fs::filesystem_error& e) {
+    std::error_code ignored;
+    fs::remove_all(temporary, ignored);
+    throw Error(ErrorCode::bad_file, fmt::format("saving a checkpoint in {}: {}; the checkpoints before it are whole", out, e.what()));
+  }
+  return final_name.string();
+}
+
+void point_best(const std::string& out, const std::string& folder) { point(out, "best", fs::path(folder).filename().string()); }
+
+std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out) {
+  const std::vector<fs::path> folders = checkpoint_folders(out);
+  if (folders.empty()) return std::nullopt;
+  const std::string state = (folders.back() / "state.json").string();
+  return LoadedCheckpoint{folders.back().string(), state_from(read_json_file(state), state)};
+}
+
+void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config, float* parameters,
+                     float* m, float* v) {
+  const LoadedAdapter adapter = load_adapter(checkpoint.folder, config);
+  const auto same = [](const AdapterLayout::Entry& a, const AdapterLayout::Entry& b) {
+    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset && a.scale == b.scale;
+  };
+  check(std::equal(layout.entries().begin(), layout.entries().end(), adapter.layout.entries().begin(), adapter.layout.entries().end(), same),
+        ErrorCode::bad_file,
+        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the settings it was "
+                    "started with, or give another adapter_path",
+                    checkpoint.folder));
+  std::copy(adapter.flat.begin(), adapter.flat.end(), parameters);
+  const SafetensorsFile file((fs::path(checkpoint.folder) / "optimizer.safetensors").string());
+  for (const auto& [name, into] : {std::pair{"exp_avg", m}, std::pair{"exp_avg_sq", v}}) {
+    const StoredTensor* tensor = file.find(name);
+    check(tensor != nullptr && tensor->dtype == "F32" && tensor->numel() == layout.size(), ErrorCode::bad_file,
+          fmt::format("{}: {} is missing or of another size", file.path(), name));
+    std::memcpy(into, tensor->data.data(), tensor->data.size());
+  }
+}
+
+void prune_checkpoints(const std::string& out, int64_t keep) {
+  std::error_code ignored;
+  if (fs::is_directory(out)) {
+    for (const auto& entry : fs::directory_iterator(out)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("step-") && name.ends_with(".tmp")) fs::remove_all(entry.path(), ignored);
+    }
+  }
+  std::vector<fs::path> folders = checkpoint_folders(out);
+  if (keep <= 0 || static_cast<int64_t>(folders.size()) <= keep) return;
+  folders.resize(folders.size() - static_cast<size_t>(keep));
+  for (const fs::path& folder : folders) {
+    bool pointed_at = false;
+    for (const char* name : {"best", "last"}) {
+      pointed_at = pointed_at || fs::equivalent(fs::path(out) / name, folder, ignored);
+    }
+    if (!pointed_at) fs::remove_all(folder, ignored);
+  }
+}
+
+}  // namespace sluice

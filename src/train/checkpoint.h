@@ -1,0 +1,60 @@
+// Checkpoints: folders that are whole or not there, and the pointers best and last.
+//
+//   out/step-0000100/   adapter_model.safetensors adapter_config.json   what PEFT loads
+//                       optimizer.safetensors                           moments, float32
+//                       state.json                                      step, position in the data, what the run is
+//   out/last, out/best  symbolic links to such folders
+//
+// A checkpoint is written under a temporary name, synced and renamed, so a killed or full run leaves the one before. There is no
+// random state to keep: every random number is a function of the seed and a counter.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+#include "model/lora.h"
+
+namespace sluice {
+
+struct TrainState {
+  int64_t step = 0;            // optimizer steps done
+  int64_t microbatches = 0;    // forward/backward passes done: the position in the data
+  int64_t trained_tokens = 0;  // supervised
+  double best_metric = 0;
+  int64_t best_step = -1;      // -1: none yet
+  std::string run_id;          // hash of base, data and the settings that a resumed run must share
+};
+
+struct CheckpointView {
+  const AdapterLayout& layout;
+  const float* parameters;  // host memory, layout.size() numbers each
+  const float *m, *v;
+  const TrainState& state;
+  std::string base;         // for adapter_config.json
+};
+
+// Writes out/step-<step> and points out/last at it. Returns the folder. Throws Error(bad_file), leaving what was there.
+std::string save_checkpoint(const std::string& out, const CheckpointView& view);
+// Points out/best at a checkpoint, atomically.
+void point_best(const std::string& out, const std::string& folder);
+
+struct LoadedCheckpoint {
+  std::string folder;
+  TrainState state;
+};
+
+// The newest complete checkpoint, or nothing. A folder without state.json (written last) does not count.
+std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out);
+// Fills the three buffers. Throws Error(bad_file) when the checkpoint is for another adapter layout.
+void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config, float* parameters,
+                     float* m, float* v);
+
+// Removes all but the newest `keep` checkpoints, never best or last. keep 0 removes nothing. Also removes leftovers of killed saves.
+void prune_checkpoints(const std::string& out, int64_t keep);
+
+// Bytes that one checkpoint takes on disk.
+int64_t checkpoint_bytes(const AdapterLayout& layout);
+
+}  // namespace sluice

@@ -1,0 +1,132 @@
+#include "train/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "core/error.h"
+
+namespace sluice {
+
+namespace {
+
+std::string duration(double seconds) {
+  if (!(seconds >= 0) || seconds > 8.64e6) return "?";
+  const auto s = static_cast<int64_t>(seconds);
+  if (s >= 3600) return fmt::format("{}:{:02d}:{:02d}", s / 3600, s / 60 % 60, s % 60);
+  return fmt::format("{}:{:02d}", s / 60, s % 60);
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+ConsoleProgress::ConsoleProgress(std::FILE* out)
+    : out_(out), terminal_(isatty(fileno(out)) != 0), start_(std::chrono::steady_clock::now()), last_tick_(start_) {}
+
+ConsoleProgress::~ConsoleProgress() { clear_bar(); }
+
+void ConsoleProgress::clear_bar() {
+  if (bar_shown_) std::fputs("\r\033[K", out_);
+  bar_shown_ = false;
+}
+
+void ConsoleProgress::line(const std::string& text) {
+  clear_bar();
+  std::fputs((text + "\n").c_str(), out_);
+  std::fflush(out_);
+}
+
+void ConsoleProgress::phase(const std::string& name) { line(fmt::format("[{:7.2f} s] {}", seconds_since(start_), name)); }
+
+void ConsoleProgress::note(const std::string& text) { line(text); }
+
+void ConsoleProgress::tick(int64_t step, int64_t total_steps, int64_t part, int64_t parts) {
+  if (!terminal_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (bar_shown_ && now - last_tick_ < std::chrono::milliseconds(100)) return;
+  last_tick_ = now;
+  constexpr int width = 24;
+  const double done = (static_cast<double>(step) + static_cast<double>(part) / static_cast<double>(parts)) / static_cast<double>(total_steps);
+  const int filled = static_cast<int>(done * width);
+  std::string bar;
+  for (int i = 0; i < width; ++i) bar += i < filled ? "█" : "░";
+  const double spent = seconds_since(start_);
+  std::fputs(fmt::format("\r\033[K{} {:3.0f} %  step {}/{}  {} spent, {} left  {}", bar, 100 * done, step, total_steps, duration(spent),
+                         done > 0 ? duration(spent / done - spent) : "?", last_report_)
+                 .c_str(),
+             out_);
+  std::fflush(out_);
+  bar_shown_ = true;
+}
+
+void ConsoleProgress::train(const TrainReport& r) {
+  last_report_ = fmt::format("loss {:.3f}", r.loss);
+  line(fmt::format("Iter {}: Train loss {:.3f}, Learning Rate {:.3e}, It/sec {:.3f}, Tokens/sec {:.3f}, Trained Tokens {}, Peak mem {:.3f} GB",
+                   r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
+                   static_cast<double>(r.peak_bytes) / 1e9));
+}
+
+void ConsoleProgress::eval(const EvalReport& r) {
+  line(fmt::format("Iter {}: Val loss {:.3f}, Val took {:.3f}s", r.step, r.loss, r.seconds));
+}
+
+void ConsoleProgress::saved(int64_t step, const std::string& folder) {
+  line(fmt::format("Iter {}: Saved adapter weights to {}.", step, folder));
+}
+
+MetricsFile::MetricsFile(const std::string& path, int64_t resume_step) {
+  std::string kept;
+  if (resume_step >= 0) {
+    std::ifstream old(path);
+    for (std::string line; std::getline(old, line);) {
+      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+      if (json.is_object() && json.value("step", int64_t{0}) <= resume_step) kept += line + "\n";
+    }
+  }
+  file_ = std::fopen(path.c_str(), "w");
+  check(file_ != nullptr, ErrorCode::bad_file, path + ": cannot be written; is adapter_path writable?");
+  std::fputs(kept.c_str(), file_);
+  std::fflush(file_);
+}
+
+MetricsFile::~MetricsFile() { std::fclose(file_); }
+
+void MetricsFile::write(const Json& line) {
+  std::fputs((line.dump() + "\n").c_str(), file_);
+  std::fflush(file_);
+}
+
+Json to_json(const TrainReport& r) {
+  return {{"type", "train"},
+          {"step", r.step},
+          {"epoch", r.epoch},
+          {"loss", r.loss},
+          {"grad_norm", r.grad_norm},
+          {"learning_rate", r.learning_rate},
+          {"iterations_per_second", r.steps_per_second},
+          {"tokens_per_second", r.tokens_per_second},
+          {"num_tokens", r.trained_tokens},
+          {"peak_memory", static_cast<double>(r.peak_bytes) / 1e9}};
+}
+
+Json to_json(const EvalReport& r) {
+  return {{"type", "eval"}, {"step", r.step}, {"eval_loss", r.loss}, {"eval_runtime", r.seconds}, {"eval_num_tokens", r.tokens}};
+}
+
+ProcessMemory process_memory() {
+  ProcessMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    const auto value = [&] { return std::stoll(line.substr(line.find(':') + 1)) * 1024; };
+    if (line.starts_with("RssAnon:")) memory.anonymous_bytes = value();
+    if (line.starts_with("VmHWM:")) memory.peak_bytes = value();
+    if (line.starts_with("RssFile:")) memory.mapped_bytes = value();
+  }
+  return memory;
+}
+
+}  // namespace sluice

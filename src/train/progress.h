@@ -1,0 +1,90 @@
+// What a run tells while it runs. ConsoleProgress: a bar on a terminal, plain greppable lines otherwise, in mlx-lm's order of fields.
+// MetricsFile: one JSON object a line, always. Names of the numbers are those of Hugging Face and TRL.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+
+namespace sluice {
+
+struct TrainReport {
+  int64_t step = 0, total_steps = 0;  // optimizer steps
+  double epoch = 0;
+  double loss = 0;                    // per supervised token, since the last report
+  double learning_rate = 0, grad_norm = 0;
+  double steps_per_second = 0, tokens_per_second = 0;  // all tokens that were run
+  int64_t trained_tokens = 0;         // supervised, since the start of the run
+  int64_t peak_bytes = 0;             // of the process, without mapped files
+};
+
+struct EvalReport {
+  int64_t step = 0;
+  double loss = 0, seconds = 0;
+  int64_t tokens = 0;
+};
+
+class Progress {
+ public:
+  virtual ~Progress() = default;
+  virtual void phase(const std::string& name) = 0;         // loading, reading data, planning … with the time it took
+  virtual void note(const std::string& text) = 0;          // one or more lines for the user
+  virtual void tick(int64_t step, int64_t total_steps, int64_t part, int64_t parts) = 0;  // within a step
+  virtual void train(const TrainReport& report) = 0;
+  virtual void eval(const EvalReport& report) = 0;
+  virtual void saved(int64_t step, const std::string& folder) = 0;
+};
+
+class ConsoleProgress : public Progress {
+ public:
+  explicit ConsoleProgress(std::FILE* out = stdout);
+  ~ConsoleProgress() override;
+  void phase(const std::string& name) override;
+  void note(const std::string& text) override;
+  void tick(int64_t step, int64_t total_steps, int64_t part, int64_t parts) override;
+  void train(const TrainReport& report) override;
+  void eval(const EvalReport& report) override;
+  void saved(int64_t step, const std::string& folder) override;
+
+ private:
+  void line(const std::string& text);
+  void clear_bar();
+  std::FILE* out_;
+  bool terminal_;
+  bool bar_shown_ = false;
+  std::string last_report_;
+  std::chrono::steady_clock::time_point start_, last_tick_;
+};
+
+// Appends to out/metrics.jsonl; each line is flushed. A resumed run first drops the lines of steps after its checkpoint.
+class MetricsFile {
+ public:
+  MetricsFile(const std::string& path, int64_t resume_step);  // resume_step < 0: a new file
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+  void write(const Json& line);
+
+ private:
+  std::FILE* file_ = nullptr;
+};
+
+Json to_json(const TrainReport& report);
+Json to_json(const EvalReport& report);
+
+// training.svg from metrics.jsonl: loss (train and validation), learning rate, gradient norm, memory.
+void write_plot(const std::string& metrics_path, const std::string& svg_path);
+
+// Memory of this process as the operating system counts it.
+struct ProcessMemory {
+  int64_t anonymous_bytes = 0;       // RssAnon now
+  int64_t peak_bytes = 0;            // VmHWM, mapped files included
+  int64_t mapped_bytes = 0;          // RssFile now
+};
+ProcessMemory process_memory();
+
+}  // namespace sluice

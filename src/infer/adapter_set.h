@@ -1,0 +1,33 @@
+// Several adapters mounted on one base, chosen per request by name, added and removed without touching the base.
+//
+//   AdapterSet adapters(model->config);
+//   adapters.mount("chunk", "out/best");
+//   generator.generate(request, adapters.get("chunk"));   adapters.get("") is the base alone
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/adapter_file.h"
+
+namespace sluice {
+
+class AdapterSet {
+ public:
+  explicit AdapterSet(const ModelConfig& config) : config_(config) {}
+
+  // Reads a PEFT or mlx-lm folder. Replaces an adapter of that name. Throws Error(bad_file), leaving what was mounted.
+  void mount(const std::string& name, const std::string& folder);
+  void unmount(const std::string& name);  // nothing when it is not mounted
+  // The empty name is the base. Throws Error(bad_config) naming those that are mounted.
+  Adapter get(const std::string& name) const;
+  std::vector<std::string> names() const;
+
+ private:
+  const ModelConfig& config_;
+  std::map<std::string, std::unique_ptr<LoadedAdapter>> adapters_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,196 @@
+#include "infer/generate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "infer/decode_step.h"
+#include "ops/common/copy.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/rmsnorm/rmsnorm.h"
+
+namespace sluice {
+
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A long prompt runs through the layers in tiles of this many tokens.
+constexpr int64_t prefill_tile = 1024;
+
+// A prompt through all layers; keys and values land in the cache, the last row's logits in `logits` [1, V].
+void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span<const int32_t> prompt, KvCache& cache, DType dtype,
+             Tensor logits) {
+  ArenaScope scope(ctx.arena);
+  const auto N = static_cast<int64_t>(prompt.size());
+  const Spans spans = Spans::one(N);
+  LayerInputs inputs{.spans = &spans};
+  inputs.tile = std::min(prefill_tile, (N + row_chunk - 1) / row_chunk * row_chunk);
+  inputs.ids = scope.tensor(DType::i32, {N});
+  copy_from_host(ctx, {.host = prompt.data(), .tensor = inputs.ids});
+  std::vector<int32_t> positions(prompt.size());
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i);
+  inputs.rope_tables = model.rope_tables(ctx, positions);
+  Tensor x = scope.tensor(dtype, {N, model.config.hidden_size}), y = scope.like(x);
+  model.embed(ctx, inputs.ids, x);
+  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+    SharedKv kv = cache.layer(l);  // the layer writes its keys and values where a donor would
+    kv.k = kv.k.rows(0, N);
+    kv.v = kv.v.rows(0, N);
+    model.layers[static_cast<size_t>(l)].forward(ctx, inputs, adapter, x, y, {}, &kv, {});
+    std::swap(x, y);
+  }
+  Tensor h = scope.tensor(dtype, {1, model.config.hidden_size});
+  rmsnorm_forward(ctx, {.x = x.rows(N - 1, 1), .weight = model.final_norm, .y = h, .eps = model.config.rms_norm_eps,
+                        .offset = model.config.norm_offset});
+  head_logits(ctx, {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});
+}
+
+float top_gap(std::span<const float> logits) {
+  float best = -INFINITY, second = -INFINITY;
+  for (float z : logits) {
+    if (z > best) second = best, best = z;
+    else if (z > second) second = z;
+  }
+  return best - second;
+}
+
+}  // namespace
+
+struct Generator::Impl {
+  struct Running {
+    size_t request = 0;
+    KvCache* cache = nullptr;
+    int32_t next = 0;                // sampled, not yet run
+    std::vector<int32_t> history;    // prompt and output
+  };
+
+  Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o) : pool(p), model(m), options(o), arena(Arena::counting(Device::cpu())) {
+    take_caches();
+    const int64_t held = arena.used();
+    {
+      Context ctx{.arena = arena, .pool = pool, .isa = options.isa};
+      ArenaScope scope(arena);
+      Tensor logits = scope.tensor(DType::f32, {options.max_sequences, model.config.vocab_size});
+      const std::vector<int32_t> longest(static_cast<size_t>(options.max_tokens), 0);
+      prefill(ctx, model, {}, longest, caches.front(), options.dtype, logits.rows(0, 1));
+      std::vector<KvCache*> all;
+      for (KvCache& cache : caches) all.push_back(&cache);
+      decode_step(ctx, model, {}, std::vector<int32_t>(all.size(), 0), all, logits);
+    }
+    SLUICE_ASSERT(arena.used() == held);
+    // An adapter's thin products take a little more; its rank is not known yet.
+    const int64_t for_adapter = 64 * options.max_sequences * (1 << 10) + (8 << 20);
+    arena = Arena::allocate(Device::cpu(), arena.peak() + for_adapter);
+    take_caches();
+  }
+
+  void take_caches() {
+    caches.clear();
+    for (int64_t i = 0; i < options.max_sequences; ++i) caches.emplace_back(arena, model, options.max_tokens, options.dtype);
+  }
+
+  void require_room(const GenerateRequest& r) const {
+    check(!r.prompt.empty(), ErrorCode::bad_config, "the prompt is empty; give at least one token");
+    check(static_cast<int64_t>(r.prompt.size()) < options.max_tokens, ErrorCode::bad_config,
+          fmt::format("the prompt has {} tokens and {} fit (prompt and output); raise --max-kv-size or shorten it", r.prompt.size(),
+                      options.max_tokens));
+  }
+
+  ThreadPool& pool;
+  const Model& model;
+  GeneratorOptions options;
+  Arena arena;
+  std::vector<KvCache> caches;
+};
+
+Generator::Generator(ThreadPool& pool, const Model& model, const GeneratorOptions& options)
+    : impl_(std::make_unique<Impl>(pool, model, options)) {}
+Generator::~Generator() = default;
+
+int64_t Generator::arena_bytes() const { return impl_->arena.capacity(); }
+
+std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest> requests, const Adapter& adapter, const OnToken& on_token) {
+  Impl& s = *impl_;
+  for (const GenerateRequest& r : requests) s.require_room(r);
+  Context ctx{.arena = s.arena, .pool = s.pool, .isa = s.options.isa};
+  ArenaScope scope(s.arena);
+  const int64_t V = s.model.config.vocab_size;
+  Tensor logits = scope.tensor(DType::f32, {s.options.max_sequences, V});
+  std::vector<float> host(static_cast<size_t>(s.options.max_sequences * V));
+  std::vector<GenerateResult> results(requests.size());
+  std::vector<KvCache*> free;
+  for (KvCache& cache : s.caches) free.push_back(&cache);
+  std::vector<Impl::Running> running;
+  size_t waiting = 0;
+
+  // Takes the next token from a row of logits; false when the sequence has ended.
+  const auto advance = [&](Impl::Running& r, std::span<float> row) {
+    const GenerateRequest& request = requests[r.request];
+    GenerateResult& result = results[r.request];
+    const float gap = top_gap(row);
+    check(std::isfinite(gap), ErrorCode::device, "the logits are not finite; the base or the adapter is damaged");
+    result.smallest_gap = result.tokens.empty() ? gap : std::min(result.smallest_gap, gap);
+    r.next = sample(row, r.history, request.sampler, r.request);
+    if (std::find(request.stop_ids.begin(), request.stop_ids.end(), r.next) != request.stop_ids.end()) {
+      result.finish = FinishReason::stop;
+      return false;
+    }
+    result.tokens.push_back(r.next);
+    r.history.push_back(r.next);
+    if (on_token && !on_token(r.request, r.next)) {
+      result.finish = FinishReason::cancelled;
+      return false;
+    }
+    const auto total = static_cast<int64_t>(r.history.size());
+    return static_cast<int64_t>(result.tokens.size()) < request.max_new_tokens && total < s.options.max_tokens;
+  };
+
+  while (waiting < requests.size() || !running.empty()) {
+    while (!free.empty() && waiting < requests.size()) {
+      const auto start = std::chrono::steady_clock::now();
+      const GenerateRequest& request = requests[waiting];
+      Impl::Running r{.request = waiting, .cache = free.back(), .history = request.prompt};
+      Tensor row = logits.rows(0, 1);
+      prefill(ctx, s.model, adapter, request.prompt, *r.cache, s.options.dtype, row);
+      r.cache->set_length(static_cast<int64_t>(request.prompt.size()));
+      copy_to_host(ctx, {.tensor = row, .host = host.data()});
+      results[waiting].prefill_seconds = seconds_since(start);
+      ++waiting;
+      if (request.max_new_tokens > 0 && advance(r, {host.data(), static_cast<size_t>(V)})) {
+        free.pop_back();
+        running.push_back(std::move(r));
+      }
+    }
+    if (running.empty()) continue;
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<int32_t> tokens;
+    std::vector<KvCache*> caches;
+    for (const Impl::Running& r : running) {
+      tokens.push_back(r.next);
+      caches.push_back(r.cache);
+    }
+    Tensor rows = logits.rows(0, static_cast<int64_t>(running.size()));
+    decode_step(ctx, s.model, adapter, tokens, caches, rows);
+    copy_to_host(ctx, {.tensor = rows, .host = host.data()});
+    const double spent = seconds_since(start);
+    std::vector<Impl::Running> still;
+    for (size_t i = 0; i < running.size(); ++i) {
+      results[running[i].request].decode_seconds += spent;
+      if (advance(running[i], {host.data() + i * static_cast<size_t>(V), static_cast<size_t>(V)})) still.push_back(std::move(running[i]));
+      else free.push_back(running[i].cache);
+    }
+    running = std::move(still);
+  }
+  return results;
+}
+
+GenerateResult Generator::generate(const GenerateRequest& request, const Adapter& adapter, const OnToken& on_token) {
+  return generate(std::span(&request, 1), adapter, on_token).front();
+}
+
+}  // namespace sluice

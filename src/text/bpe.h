@@ -1,0 +1,98 @@
+// Byte-pair encoding of one word: adjacent symbols are merged, best pair first and leftmost among equals, until no pair is known.
+// (Sennrich et al. 2016, arXiv:1508.07909.) Which pairs are known comes either from a list of merges, by rank (Hugging Face, GGUF
+// "gpt2"), or from the vocabulary: a pair may merge when its text is a token, highest score first (SentencePiece, GGUF "llama").
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "text/vocabulary.h"
+
+namespace sluice {
+
+struct Symbol {
+  int32_t id;    // -1: no token
+  uint32_t end;  // where it ends in its word
+};
+
+class Bpe {
+ public:
+  struct Settings {
+    bool bytes_as_symbols = false;  // byte-level: words are raw bytes, the vocabulary is written in GPT-2's alphabet
+    bool byte_fallback = false;     // characters without a token become <0x00> … <0xFF>
+    bool ignore_merges = false;     // a word that is a token stays whole
+    bool fuse_unknown = false;      // a run of unknown characters is one unknown token
+    std::optional<int32_t> unknown_id;  // none: unknown characters vanish
+  };
+
+  // Scratch of one thread.
+  struct Scratch {
+    struct Node {
+      int32_t id, previous, next;
+      uint32_t begin, end;
+    };
+    struct Candidate {
+      uint32_t rank, left;  // left: index of the node
+      int32_t left_id, right_id, merged_id;
+      uint32_t right_end;
+    };
+    std::vector<Symbol> symbols;
+    std::vector<Node> nodes;
+    std::vector<Candidate> heap;
+  };
+
+  Bpe() = default;
+  // Throws Error(bad_file) when byte fallback is asked for and a byte has no token.
+  Bpe(Vocabulary vocabulary, const Settings& settings);
+
+  void reserve_merges(size_t count);
+  // The next rank is given to (left, right). A pair given twice keeps its first rank, or takes the last one when `last_wins`.
+  // Throws Error(bad_file) when left, right or their union is not in the vocabulary.
+  void add_merge(std::string_view left, std::string_view right, bool last_wins);
+  // Switches to merging by score. One score for each id.
+  void merge_by_score(std::span<const float> scores);
+
+  // Appends the tokens of `word` to `out`; `end` counts from the start of the word. Symbols without a token have left `out`.
+  void encode(std::string_view word, Scratch& scratch, std::vector<Symbol>& out) const;
+  // One byte that is not part of a character.
+  void encode_invalid_byte(uint8_t byte, std::vector<Symbol>& out) const;
+
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+  const Settings& settings() const { return settings_; }
+  int32_t byte_token(uint8_t byte) const { return byte_tokens_[byte]; }  // -1 when there is none
+
+ private:
+  struct Merge {
+    uint64_t pair;  // left id << 32 | right id; ~0 is a free slot
+    uint32_t rank;
+    int32_t merged_id;
+  };
+  struct Found {
+    uint32_t rank;  // UINT32_MAX: not known
+    int32_t merged_id;
+  };
+  Found find_merge(int32_t left, int32_t right) const;
+  Found find_pair(std::string_view word, int32_t left, uint32_t begin, int32_t right, uint32_t end) const;
+  void initial_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
+  void merge_short(std::string_view word, std::vector<Symbol>& symbols) const;
+  void merge_long(std::string_view word, Scratch& scratch) const;
+  void push_candidate(std::string_view word, Scratch& scratch, int32_t left) const;
+  size_t merge_slot(uint64_t pair) const;
+  void grow_merges();
+
+  Vocabulary vocabulary_;
+  Settings settings_;
+  std::array<int32_t, 256> byte_tokens_{};
+  std::vector<Merge> merges_;  // hash table, a power of two, at most half full
+  size_t num_merges_ = 0;
+  uint32_t next_rank_ = 0;
+  std::vector<uint32_t> score_rank_;  // by id; empty when merging by rank
+  size_t longest_token_ = 0;
+};
+
+}  // namespace sluice

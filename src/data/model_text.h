@@ -1,0 +1,28 @@
+// The text side of a model: its own tokenizer and chat template, read from where the model keeps them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/weight_source.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace sluice {
+
+struct ModelText {
+  Tokenizer tokenizer;
+  std::optional<ChatTemplate> chat;  // nothing when the model has no template
+  std::string template_source;       // as the model has it
+  std::vector<int32_t> stop_ids;     // end of text and end of turn
+
+  // The template, or Error(bad_config) saying that the model has none.
+  const ChatTemplate& need_chat() const;
+};
+
+// From a folder: tokenizer.json, tokenizer_config.json, chat_template.jinja, generation_config.json; from GGUF: its metadata.
+// Throws Error(bad_file) when there is no tokenizer or it is damaged, Error(bad_config) for a template that is not known.
+ModelText load_model_text(const WeightSource& source);
+
+}  // namespace sluice

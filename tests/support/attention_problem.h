@@ -58,8 +58,8 @@ AttentionValues<T> reference_attention(const AttentionProblem& p, Round round = 
   r.dk.assign(k.size(), T(attention_gradient_before)), r.dv = r.dk;
   ref::attention_forward(p.shape, p.spans, 0, p.N(), q.data(), k.data(), v.data(), r.o.data(), r.lse.data(), round);
   for (T& x : r.o) x = round(x);
-  ref::attention_backward(p.shape, p.spans, q.data(), k.data(), v.data(), r.o.data(), r.lse.data(), do_.data(), r.dq.data(),
-                          r.dk.data(), r.dv.data(), round);
+  ref::attention_backward(p.shape, p.spans, q.data(), k.data(), v.data(), r.o.data(), r.lse.data(), do_.data(),
+                          r.dq.data(), r.dk.data(), r.dv.data(), round);
   return r;
 }
 
@@ -85,14 +85,28 @@ struct AttentionRun {
     if (tile == 0) tile = p.N();
     for (int64_t begin = 0; begin < p.N(); begin += tile) {
       const int64_t rows = std::min(tile, p.N() - begin);
-      attention_forward(ctx, {.shape = p.shape, .spans = p.spans, .query_begin = begin, .q = q.tensor.rows(begin, rows),
-                              .k = k.tensor.rows(0, begin + rows), .v = v.tensor.rows(0, begin + rows),
-                              .o = o.tensor.rows(begin, rows), .lse = lse.tensor.rows(begin, rows)});
+      attention_forward(ctx, {.shape = p.shape,
+                              .spans = p.spans,
+                              .query_begin = begin,
+                              .q = q.tensor.rows(begin, rows),
+                              .k = k.tensor.rows(0, begin + rows),
+                              .v = v.tensor.rows(0, begin + rows),
+                              .o = o.tensor.rows(begin, rows),
+                              .lse = lse.tensor.rows(begin, rows)});
     }
   }
   void backward(Context& ctx, const AttentionProblem& p) {
-    attention_backward(ctx, {.shape = p.shape, .spans = p.spans, .q = q, .k = k, .v = v, .o = o, .lse = lse, .do_ = do_, .dq = dq,
-                             .dk = dk, .dv = dv});
+    attention_backward(ctx, {.shape = p.shape,
+                             .spans = p.spans,
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .o = o,
+                             .lse = lse,
+                             .do_ = do_,
+                             .dq = dq,
+                             .dk = dk,
+                             .dv = dv});
   }
 };
 

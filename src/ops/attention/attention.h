@@ -39,20 +39,20 @@ void attention_forward(Context& ctx, const AttentionForward& args);
 
 struct AttentionBackward {
   AttentionShape shape;
-  const Spans& spans;   // of all N tokens; q … are whole
-  Tensor q, k, v;       // as in the forward pass
-  Tensor o, lse, do_;   // [N, H * D], [N, H], [N, H * D] in
-  Tensor dq;            // [N, H * D] f32 out
-  Tensor dk, dv;        // [N, K * D] f32 sum: a donor's come from several layers
+  const Spans& spans;  // of all N tokens; q … are whole
+  Tensor q, k, v;      // as in the forward pass
+  Tensor o, lse, do_;  // [N, H * D], [N, H], [N, H * D] in
+  Tensor dq;           // [N, H * D] f32 out
+  Tensor dk, dv;       // [N, K * D] f32 sum: a donor's come from several layers
 };
 void attention_backward(Context& ctx, const AttentionBackward& args);
 
 // Decoding: each of B sequences has one query and its own cache; row b sees cache rows [begin_b, end_b).
 struct AttentionDecode {
   struct Sequence {
-    Tensor k, v;               // [capacity, K * D] f32 or bf16
+    Tensor k, v;                 // [capacity, K * D] f32 or bf16
     int64_t begin = 0, end = 0;  // visible rows, end > begin; the window has been applied by the caller
-    int64_t ring = 0;          // > 0: a ring buffer of that many rows; logical row r lies at r % ring
+    int64_t ring = 0;            // > 0: a ring buffer of that many rows; logical row r lies at r % ring
   };
   AttentionShape shape;
   const std::vector<Sequence>& sequences;

@@ -47,6 +47,8 @@ Json state_json(const TrainState& s) {
           {"step", s.step},
           {"microbatches", s.microbatches},
           {"trained_tokens", s.trained_tokens},
+          {"have_eval", s.have_eval},
+          {"last_eval_loss", s.last_eval_loss},
           {"best_metric", s.best_metric},
           {"best_step", s.best_step},
           {"run_id", s.run_id}};
@@ -59,6 +61,8 @@ TrainState state_from(const Json& j, const std::string& path) {
     s.step = j.at("step").get<int64_t>();
     s.microbatches = j.at("microbatches").get<int64_t>();
     s.trained_tokens = j.at("trained_tokens").get<int64_t>();
+    s.have_eval = j.at("have_eval").get<bool>();
+    s.last_eval_loss = j.at("last_eval_loss").get<double>();
     s.best_metric = j.at("best_metric").get<double>();
     s.best_step = j.at("best_step").get<int64_t>();
     s.run_id = j.at("run_id").get<std::string>();
@@ -95,6 +99,11 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
     write_safetensors((temporary / "optimizer.safetensors").string(),
                       {{"exp_avg", "F32", {n}, bytes_of(view.m, n)}, {"exp_avg_sq", "F32", {n}, bytes_of(view.v, n)}},
                       {{"step", std::to_string(view.state.step)}});
+    if (view.text != nullptr) {
+      if (!view.text->template_source.empty()) atomic_write_file((temporary / "chat_template.jinja").string(), view.text->template_source);
+      const Json generation = {{"eos_token_id", view.text->stop_ids}};
+      atomic_write_file((temporary / "generation_config.json").string(), generation.dump(2) + "\n");
+    }
     atomic_write_file((temporary / "state.json").string(), state_json(view.state).dump(2) + "\n");
     sync_folder(temporary);
     fs::remove_all(final_name);  // the same step, saved again

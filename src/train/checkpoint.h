@@ -2,6 +2,7 @@
 //
 //   out/step-0000100/   adapter_model.safetensors adapter_config.json   what PEFT loads
 //                       optimizer.safetensors                           moments, float32
+//                       chat_template.jinja generation_config.json      the render and the stop tokens of the training
 //                       state.json                                      step, position in the data, what the run is
 //   out/last, out/best  symbolic links to such folders
 //
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "data/model_text.h"
 #include "model/lora.h"
 
 namespace sluice {
@@ -22,6 +24,8 @@ struct TrainState {
   int64_t step = 0;            // optimizer steps done
   int64_t microbatches = 0;    // forward/backward passes done: the position in the data
   int64_t trained_tokens = 0;  // supervised
+  bool have_eval = false;
+  double last_eval_loss = 0;
   double best_metric = 0;
   int64_t best_step = -1;      // -1: none yet
   std::string run_id;          // hash of base, data and the settings that a resumed run must share
@@ -33,6 +37,7 @@ struct CheckpointView {
   const float *m, *v;
   const TrainState& state;
   std::string base;         // for adapter_config.json
+  const ModelText* text;    // its template and stop tokens go along
 };
 
 // Writes out/step-<step> and points out/last at it. Returns the folder. Throws Error(bad_file), leaving what was there.

@@ -1,0 +1,30 @@
+// One file a subcommand. Each adds itself to the program and runs when chosen.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace sluice {
+
+// The process' exit codes: 0 done, 1 the operation failed, 2 it was asked for wrongly.
+constexpr int exit_ok = 0, exit_failed = 1, exit_usage = 2;
+
+void add_train(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_doctor(CLI::App& app);
+
+// The whole program: parses, runs, turns an Error into one line on stderr and a code.
+int run_cli(int argc, char** argv);
+
+// "--key value", "--key=value" and "--flag" left over by the parser, as pairs. Throws Error(bad_config) for what is no flag.
+std::vector<std::pair<std::string, std::string>> as_settings(const std::vector<std::string>& rest);
+
+}  // namespace sluice

@@ -1,0 +1,70 @@
+// sluice doctor: what this machine has, and whether the program can use it.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "cli/command.h"
+#include "core/version.h"
+#include "ops/common/cuda_library.h"
+#include "ops/gemm/gemm.h"
+#include "train/plan.h"
+
+namespace sluice {
+
+namespace {
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+std::string cpu_flags() {
+  std::string found;
+  const std::pair<const char*, bool> flags[] = {
+      {"AVX2", __builtin_cpu_supports("avx2") != 0},
+      {"AVX-512", __builtin_cpu_supports("avx512f") != 0},
+      {"AVX-512 VNNI", __builtin_cpu_supports("avx512vnni") != 0},
+  };
+  for (const auto& [name, has] : flags) found += has ? fmt::format("{}{}", found.empty() ? "" : ", ", name) : "";
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (!line.starts_with("flags")) continue;
+    if (line.find(" avx512_bf16") != std::string::npos) found += ", AVX-512 BF16";
+    if (line.find(" amx_bf16") != std::string::npos) found += ", AMX BF16";
+    break;
+  }
+  return found;
+}
+
+void doctor() {
+  fmt::print("sluice {}\n", version);
+  fmt::print("CPU          {}\n", cpu_name());
+  fmt::print("threads      {} usable\n", ThreadPool::default_threads());
+  fmt::print("instructions {}\n", cpu_flags());
+  fmt::print("kernels      {}\n", detect_isa() == Isa::avx512 ? "AVX-512" : "AVX2");
+  fmt::print("bf16 product {}\n", gemm_bf16_native() ? "native in oneDNN" : "operands widened to f32 (slower)");
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);) {
+    if (line.starts_with("MemAvailable:")) fmt::print("memory       {} available\n", gib(std::stoll(line.substr(13)) * 1024));
+  }
+  try {
+    cuda_symbol("device_report");
+    fmt::print("CUDA         backend loaded\n");
+  } catch (const Error& e) {
+    fmt::print("CUDA         {}\n", e.what());
+  }
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("doctor", "Show what this machine has and which kernels will run");
+  command->callback(doctor);
+}
+
+}  // namespace sluice

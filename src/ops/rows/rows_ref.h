@@ -1,0 +1,28 @@
+// The reference of moving and scaling rows: plain loops, any scalar type.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::ref {
+
+template <class T>
+void gather_rows(int64_t M, int64_t C, const T* x, const int32_t* index, T* y) {
+  for (int64_t m = 0; m < M; ++m) {
+    for (int64_t c = 0; c < C; ++c) y[m * C + c] = x[index[m] * C + c];
+  }
+}
+
+template <class T>
+void scatter_rows(int64_t M, int64_t N, int64_t C, const T* x, const T* weight, const int32_t* index, T* y) {
+  for (int64_t i = 0; i < N * C; ++i) y[i] = 0;
+  for (int64_t m = 0; m < M; ++m) {
+    for (int64_t c = 0; c < C; ++c) y[index[m] * C + c] += weight[m] * x[m * C + c];
+  }
+}
+
+template <class T>
+void scale_into(int64_t n, T scale, bool add, const T* x, T* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = scale * x[i] + (add ? y[i] : T(0));
+}
+
+}  // namespace sluice::ref

@@ -1,0 +1,456 @@
+#include "train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <set>
+
+#include "data/order.h"
+#include "io/atomic_file.h"
+#include "io/hash.h"
+#include "ops/adamw/adamw.h"
+#include "ops/common/copy.h"
+#include "train/checkpoint.h"
+#include "train/lr_schedule.h"
+#include "train/verify_adapter.h"
+
+namespace sluice {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+volatile std::sig_atomic_t interrupted = 0;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
+
+// Memory of the process that is no arena and comes with the first step: oneDNN's generated kernels and its caches, stacks of the
+// threads. Measured on SmolLM2-135M (docs/memory.md).
+constexpr int64_t kernels_bytes = 14 << 20;
+
+std::string file_of(const std::string& data, const char* name) {
+  return fs::is_directory(data) ? (fs::path(data) / name).string() : data;
+}
+
+}  // namespace
+
+// What lives from the first step to the last.
+struct Run::State {
+  State(int64_t parameters, int64_t step_bytes, ThreadPool& pool)
+      : resident(Arena::allocate(Device::cpu(), 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
+        arena(Arena::allocate(Device::cpu(), step_bytes)),
+        ctx{.arena = arena, .pool = pool},
+        p(resident.tensor(DType::f32, {parameters})),
+        g(resident.tensor(DType::f32, {parameters})),
+        m(resident.tensor(DType::f32, {parameters})),
+        v(resident.tensor(DType::f32, {parameters})) {}
+
+  Arena resident, arena;
+  Context ctx;
+  Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
+  Adapter adapter, grads;
+  TrainState now;
+  std::unique_ptr<MetricsFile> metrics;
+  LrSchedule lr;
+  std::string start_hash;  // of the parameters before the first step
+  // since the last report
+  double loss_sum = 0, grad_norm = 0;
+  int64_t loss_tokens = 0, run_tokens = 0, steps = 0;
+  Clock::time_point since = Clock::now();
+  RunResult result;
+  int64_t saved_step = -1;
+  int64_t peak_anonymous = 0;
+};
+
+Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progress_(progress) {
+  const std::vector<std::string> problems = sluice::validate(config);
+  check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
+  check(config.device == "cpu", ErrorCode::bad_config, "device cuda cannot train yet; use device: cpu");
+  pool_ = std::make_unique<ThreadPool>(config.threads > 0 ? static_cast<int>(config.threads) : ThreadPool::default_threads());
+  progress_.phase("opening " + config.model);
+  model_ = load_model(config.model);
+  text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
+  load_data();
+  make_layout();
+  find_lengths();
+  plan_memory();
+}
+
+Run::~Run() = default;
+
+void Run::load_data() {
+  progress_.phase("reading " + config_.data);
+  const DatasetOptions options{.max_seq_length = config_.max_seq_length, .truncate = config_.truncate, .mask_prompt = config_.mask_prompt};
+  Dataset train = read_dataset(file_of(config_.data, "train.jsonl"), *text_, options);
+  progress_.note(train.report.summary());
+  fs::create_directories(config_.adapter_path);
+  Json report = {{"train", train.report.json()}};
+  train_rows_ = std::move(train.samples);
+  const std::string valid = file_of(config_.data, "valid.jsonl");
+  if (fs::is_directory(config_.data) && fs::exists(valid)) {
+    Dataset rows = read_dataset(valid, *text_, options);
+    report["valid"] = rows.report.json();
+    valid_rows_ = std::move(rows.samples);
+  }
+  check(static_cast<int64_t>(train_rows_.size()) >= config_.batch_size, ErrorCode::bad_config,
+        fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size", config_.data, train_rows_.size(),
+                    config_.batch_size));
+  for (const std::vector<Sample>* rows : {&train_rows_, &valid_rows_}) {
+    for (const Sample& sample : *rows) {
+      for (int32_t id : sample.ids) {
+        check(id >= 0 && id < model_->config.vocab_size, ErrorCode::bad_file,
+              fmt::format("row {}: token {} is outside the model's vocabulary of {}; tokenizer and weights do not belong together", sample.row,
+                          id, model_->config.vocab_size));
+      }
+    }
+  }
+  atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), report.dump(2) + "\n");
+}
+
+void Run::make_layout() {
+  AdapterSpec spec{.rank = config_.rank, .rank_stabilised = config_.rs_lora, .dropout = static_cast<float>(config_.dropout),
+                   .targets = config_.keys, .last_layers = config_.num_layers};
+  spec.alpha = static_cast<float>(config_.alpha > 0 ? config_.alpha : config_.scale * static_cast<double>(config_.rank));
+  layout_ = AdapterLayout(model_->config, spec);
+}
+
+void Run::find_lengths() {
+  const auto rows = static_cast<double>(train_rows_.size());
+  const int64_t per_epoch = std::max<int64_t>(1, static_cast<int64_t>(rows) / config_.batch_size);
+  if (config_.num_epochs > 0) total_microbatches_ = std::max<int64_t>(1, std::llround(config_.num_epochs * static_cast<double>(per_epoch)));
+  else if (config_.max_steps > 0) total_microbatches_ = config_.max_steps * config_.grad_accumulation_steps;
+  else total_microbatches_ = config_.iters > 0 ? config_.iters : 1000;
+  total_steps_ = (total_microbatches_ + config_.grad_accumulation_steps - 1) / config_.grad_accumulation_steps;
+}
+
+Batch Run::microbatch(int64_t index) const {
+  std::vector<const Sample*> rows;
+  const Order order(static_cast<uint64_t>(config_.seed), static_cast<int64_t>(train_rows_.size()), config_.shuffle);
+  for (int64_t i = 0; i < config_.batch_size; ++i) {
+    rows.push_back(&train_rows_[static_cast<size_t>(order.row_at(index * config_.batch_size + i))]);
+  }
+  return pack(rows);
+}
+
+const Sample& Run::first_row() const {
+  const Order order(static_cast<uint64_t>(config_.seed), static_cast<int64_t>(train_rows_.size()), config_.shuffle);
+  return train_rows_[static_cast<size_t>(order.row_at(0))];
+}
+
+int64_t Run::tokens_in_step(int64_t step) const {
+  int64_t tokens = 0;
+  const int64_t begin = step * config_.grad_accumulation_steps;
+  for (int64_t i = begin; i < std::min(begin + config_.grad_accumulation_steps, total_microbatches_); ++i) {
+    tokens += static_cast<int64_t>(microbatch(i).targets.size());
+  }
+  return tokens;
+}
+
+PlanRequest Run::plan_request() const {
+  return {.model = *model_,
+          .layout = layout_,
+          .train = train_shapes_,
+          .validation = valid_shapes_,
+          .dtype = dtype_of_run(config_),
+          .num_threads = pool_->num_threads(),
+          .budget_bytes = config_.memory == "auto" ? 0 : parse_bytes(config_.memory, "memory"),
+          .process_bytes = process_memory().anonymous_bytes + kernels_bytes,
+          .segment_size = config_.segment_size,
+          .tile = config_.tile,
+          .head_rows = config_.head_rows,
+          .level = config_.level == "auto" ? "" : config_.level,
+          .head = config_.head == "auto" ? "" : config_.head};
+}
+
+std::vector<Plan> Run::candidates() const { return candidate_plans(plan_request()); }
+
+namespace {
+
+// The batches that no other exceeds in both tokens and targets: the others need less.
+class LargestShapes {
+ public:
+  void add(const Batch& batch) {
+    const int64_t tokens = batch.spans.num_tokens(), targets = static_cast<int64_t>(batch.targets.size());
+    for (const BatchShape& s : shapes_) {
+      if (s.spans.num_tokens() >= tokens && s.num_targets >= targets) return;
+    }
+    std::erase_if(shapes_, [&](const BatchShape& s) { return s.spans.num_tokens() <= tokens && s.num_targets <= targets; });
+    shapes_.push_back({batch.spans, targets});
+  }
+  std::vector<BatchShape> take() { return std::move(shapes_); }
+
+ private:
+  std::vector<BatchShape> shapes_;
+};
+
+}  // namespace
+
+void Run::plan_memory() {
+  progress_.phase("planning memory");
+  LargestShapes largest, largest_valid;
+  for (int64_t i = 0; i < total_microbatches_; ++i) largest.add(microbatch(i));
+  train_shapes_ = largest.take();
+  for (const Sample& sample : valid_rows_) largest_valid.add(pack({&sample}));
+  valid_shapes_ = largest_valid.take();
+  plan_ = make_plan(plan_request());
+  progress_.note(plan_table(plan_));
+}
+
+std::string Run::identity() const {
+  // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
+  Json what = sluice::to_json(config_);
+  for (const char* free : {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows",
+                           "steps_per_report", "steps_per_eval", "val_batches", "save_every", "save_total_limit"}) {
+    what.erase(free);
+  }
+  std::string bytes = what.dump();
+  for (const Sample& sample : train_rows_) {
+    bytes.append(reinterpret_cast<const char*>(sample.ids.data()), sample.ids.size() * sizeof(int32_t));
+    bytes.append(reinterpret_cast<const char*>(sample.supervised.data()), sample.supervised.size());
+  }
+  return sha256(std::as_bytes(std::span(bytes)));
+}
+
+void Run::fail(const std::string& what) {
+  if (state_ && state_->metrics) state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
+  const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path);
+  throw Error(ErrorCode::device, fmt::format("step {}: {}; {}", state_->now.step + 1, what,
+                                             last ? "the last whole checkpoint is " + last->folder : std::string("no checkpoint was saved yet")));
+}
+
+void Run::start() {
+  if (!plan_.fits()) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("the leanest plan needs {} and the budget is {}: {} are missing; lower max_seq_length, batch_size or lora_parameters.rank, "
+                            "or give more --memory",
+                            gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes())));
+  }
+  const int64_t free_bytes = static_cast<int64_t>(std::min<uint64_t>(free_disk_bytes(config_.adapter_path), INT64_MAX));
+  check(free_bytes >= 2 * checkpoint_bytes(layout_), ErrorCode::bad_file,
+        fmt::format("{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
+                    config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
+  state_ = std::make_unique<State>(layout_.size(), plan_.step_bytes, *pool_);
+  State& s = *state_;
+  s.adapter = Adapter(layout_, s.p);
+  s.grads = Adapter(layout_, s.g);
+  s.now.run_id = identity();
+  s.lr = {.name = config_.lr_schedule, .peak = config_.learning_rate, .init = config_.warmup_init, .end = config_.lr_end,
+          .warmup = config_.warmup, .total = total_steps_};
+  std::vector<float> initial(static_cast<size_t>(layout_.size()));
+  initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), initial.data());
+  s.start_hash = sha256(std::as_bytes(std::span(initial)));
+  copy_from_host(s.ctx, {.host = initial.data(), .tensor = s.p});
+  for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
+  const bool resumed = try_resume();
+  const fs::path out(config_.adapter_path);
+  prune_checkpoints(config_.adapter_path, 0);
+  s.metrics = std::make_unique<MetricsFile>((out / "metrics.jsonl").string(), resumed ? s.now.step : -1);
+  atomic_write_file((out / "config.resolved.yaml").string(), to_yaml(config_));
+  atomic_write_file((out / "plan.json").string(), plan_json(plan_).dump(2) + "\n");
+  progress_.phase(fmt::format("training: {} steps, {:.3f} M of {:.1f} M numbers, {} threads", total_steps_,
+                              static_cast<double>(layout_.num_parameters()) / 1e6, static_cast<double>(model_->num_weights()) / 1e6,
+                              pool_->num_threads()));
+}
+
+bool Run::try_resume() {
+  const std::optional<LoadedCheckpoint> found = find_checkpoint(config_.adapter_path);
+  if (!config_.resume) {
+    check(!found, ErrorCode::bad_config,
+          fmt::format("{} holds a checkpoint already; go on from it with --resume, or give another adapter_path", config_.adapter_path));
+    return false;
+  }
+  if (!found) return false;  // killed before the first save
+  State& s = *state_;
+  check(found->state.run_id == s.now.run_id, ErrorCode::bad_config,
+        fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give another adapter_path",
+                    found->folder));
+  std::vector<float> p(static_cast<size_t>(layout_.size())), m(p.size()), v(p.size());
+  load_checkpoint(*found, layout_, model_->config, p.data(), m.data(), v.data());
+  copy_from_host(s.ctx, {.host = p.data(), .tensor = s.p});
+  copy_from_host(s.ctx, {.host = m.data(), .tensor = s.m});
+  copy_from_host(s.ctx, {.host = v.data(), .tensor = s.v});
+  s.now = found->state;
+  s.saved_step = s.now.step;
+  progress_.note(fmt::format("resumed from {} after step {}", found->folder, s.now.step));
+  return true;
+}
+
+void Run::validate() {
+  if (valid_rows_.empty()) return;
+  State& s = *state_;
+  const Clock::time_point begin = Clock::now();
+  const int64_t count = config_.val_batches < 0 ? static_cast<int64_t>(valid_rows_.size())
+                                                : std::min<int64_t>(config_.val_batches, static_cast<int64_t>(valid_rows_.size()));
+  double sum = 0;
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Batch batch = pack({&valid_rows_[static_cast<size_t>(i)]});
+    const std::vector<float> logps = forward_logps(s.ctx, *model_, s.adapter, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+                                                   {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
+    for (float logp : logps) sum -= static_cast<double>(logp);
+    tokens += static_cast<int64_t>(logps.size());
+  }
+  const EvalReport report{.step = s.now.step, .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)), .seconds = seconds_since(begin), .tokens = tokens};
+  progress_.eval(report);
+  s.metrics->write(to_json(report));
+  if (!s.now.have_eval) s.result.first_eval_loss = report.loss;
+  s.now.have_eval = true;
+  s.now.last_eval_loss = s.result.last_eval_loss = report.loss;
+  s.since += Clock::now() - begin;  // validation is no training time
+}
+
+double Run::run_microbatch(int64_t index, double tokens_in_step) {
+  State& s = *state_;
+  const Batch batch = microbatch(index);
+  const DropoutKey dropout{.p = static_cast<float>(config_.dropout), .seed = static_cast<uint64_t>(config_.seed),
+                           .step = static_cast<uint64_t>(s.now.step), .microbatch = static_cast<uint64_t>(index)};
+  const double loss = forward_backward(
+      s.ctx, *model_, s.adapter, s.grads, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout},
+      [&](std::span<const float> logp, std::span<float> dlogp) {
+        double sum = 0;
+        for (float value : logp) sum -= static_cast<double>(value);
+        std::fill(dlogp.begin(), dlogp.end(), static_cast<float>(-1 / tokens_in_step));
+        return sum;
+      });
+  s.loss_tokens += static_cast<int64_t>(batch.targets.size());
+  s.run_tokens += batch.spans.num_tokens();
+  s.now.trained_tokens += static_cast<int64_t>(batch.targets.size());
+  return loss;
+}
+
+void Run::step() {
+  State& s = *state_;
+  const int64_t tokens = tokens_in_step(s.now.step);
+  const int64_t begin = s.now.step * config_.grad_accumulation_steps;
+  const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
+  zero(s.ctx, {.tensor = s.g});
+  for (int64_t i = begin; i < end; ++i) {
+    progress_.tick(s.now.step, total_steps_, i - begin, end - begin);
+    s.loss_sum += run_microbatch(i, static_cast<double>(tokens));
+  }
+  s.now.microbatches = end;
+  update(tokens);
+}
+
+void Run::update(int64_t tokens) {
+  State& s = *state_;
+  check(tokens > 0, ErrorCode::bug, "a step without supervised tokens");
+  double squares[2] = {0, 0};
+  sum_of_squares(s.ctx, {.g = s.g, .result = squares});
+  if (squares[1] > 0 || !std::isfinite(squares[0])) {
+    fail(fmt::format("{} numbers of the gradient are not finite (NaN or infinity); lower learning_rate", static_cast<int64_t>(squares[1])));
+  }
+  if (squares[0] == 0) fail("the gradient is zero, so nothing would be learned");
+  s.grad_norm = std::sqrt(squares[0]);
+  const double clip = config_.max_grad_norm > 0 ? std::min(1.0, config_.max_grad_norm / s.grad_norm) : 1.0;
+  adamw(s.ctx, {.p = s.p, .m = s.m, .v = s.v, .g = s.g, .grad_scale = static_cast<float>(clip), .lr = static_cast<float>(s.lr.at(s.now.step)),
+                .beta1 = static_cast<float>(config_.adam_beta1), .beta2 = static_cast<float>(config_.adam_beta2),
+                .eps = static_cast<float>(config_.adam_epsilon), .weight_decay = static_cast<float>(config_.weight_decay), .t = s.now.step + 1});
+  ++s.now.step;
+  ++s.steps;
+}
+
+void Run::report() {
+  State& s = *state_;
+  const double seconds = seconds_since(s.since);
+  s.peak_anonymous = std::max(s.peak_anonymous, process_memory().anonymous_bytes);
+  const TrainReport report{.step = s.now.step,
+                           .total_steps = total_steps_,
+                           .epoch = static_cast<double>(s.now.microbatches * config_.batch_size) / static_cast<double>(train_rows_.size()),
+                           .loss = s.loss_sum / static_cast<double>(s.loss_tokens),
+                           .learning_rate = s.lr.at(s.now.step - 1),
+                           .grad_norm = s.grad_norm,
+                           .steps_per_second = static_cast<double>(s.steps) / seconds,
+                           .tokens_per_second = static_cast<double>(s.run_tokens) / seconds,
+                           .trained_tokens = s.now.trained_tokens,
+                           .peak_bytes = s.peak_anonymous};
+  if (!std::isfinite(report.loss)) fail("the loss is not finite; lower learning_rate");
+  progress_.train(report);
+  s.metrics->write(to_json(report));
+  s.result.train_loss = report.loss;
+  s.loss_sum = 0;
+  s.loss_tokens = s.run_tokens = s.steps = 0;
+  s.since = Clock::now();
+}
+
+void Run::save() {
+  State& s = *state_;
+  if (s.saved_step == s.now.step) return;
+  std::vector<float> p(static_cast<size_t>(layout_.size())), m(p.size()), v(p.size());
+  copy_to_host(s.ctx, {.tensor = s.p, .host = p.data()});
+  copy_to_host(s.ctx, {.tensor = s.m, .host = m.data()});
+  copy_to_host(s.ctx, {.tensor = s.v, .host = v.data()});
+  // The lower the better; without validation the training loss decides.
+  const double metric = s.now.have_eval ? s.now.last_eval_loss : s.result.train_loss;
+  const bool best = s.now.best_step < 0 || metric < s.now.best_metric;
+  if (best) {
+    s.now.best_metric = metric;
+    s.now.best_step = s.now.step;
+  }
+  s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_, .parameters = p.data(), .m = m.data(), .v = v.data(),
+                                                                   .state = s.now, .base = config_.model, .text = text_.get()});
+  if (best) point_best(config_.adapter_path, s.result.adapter_folder);
+  prune_checkpoints(config_.adapter_path, config_.save_total_limit);
+  s.saved_step = s.now.step;
+  s.result.best_eval_loss = s.now.best_metric;
+  progress_.saved(s.now.step, s.result.adapter_folder);
+}
+
+void Run::finish() {
+  State& s = *state_;
+  std::vector<float> p(static_cast<size_t>(layout_.size()));
+  copy_to_host(s.ctx, {.tensor = s.p, .host = p.data()});
+  if (sha256(std::as_bytes(std::span(p))) == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
+  if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path)) s.result.adapter_folder = last->folder;
+  verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, first_row(),
+                       {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
+  const fs::path out(config_.adapter_path);
+  write_plot((out / "metrics.jsonl").string(), (out / "training.svg").string());
+  s.result.steps = s.now.step;
+  s.result.arena_planned = s.arena.capacity();
+  s.result.arena_used = s.arena.peak();
+  const ProcessMemory memory = process_memory();
+  progress_.note(fmt::format("step arena: {} planned, {} used; process: {} planned, {} at its highest report, and {} of the mapped base resident",
+                             gib(plan_.step_bytes), gib(s.arena.peak()), gib(plan_.total_bytes()),
+                             gib(std::max(s.peak_anonymous, memory.anonymous_bytes)), gib(memory.mapped_bytes)));
+  progress_.note(fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
+}
+
+RunResult Run::train() {
+  start();
+  State& s = *state_;
+  interrupted = 0;
+  const auto previous = std::signal(SIGINT, [](int) { interrupted = 1; });
+  if (s.now.step == 0) validate();
+  s.since = Clock::now();
+  while (s.now.step < total_steps_) {
+    step();
+    const bool last = s.now.step == total_steps_;
+    if (last || s.now.step == 1 || s.now.step % config_.steps_per_report == 0) report();
+    if (last || (config_.steps_per_eval > 0 && s.now.step % config_.steps_per_eval == 0)) validate();
+    if (last || interrupted != 0 || (config_.save_every > 0 && s.now.step % config_.save_every == 0)) {
+      if (s.loss_tokens > 0) report();
+      save();
+      s.since = Clock::now();
+    }
+    if (interrupted != 0 && !last) {
+      std::signal(SIGINT, previous);
+      throw Error(ErrorCode::cancelled, fmt::format("stopped after step {}; go on with --resume", s.now.step));
+    }
+  }
+  std::signal(SIGINT, previous);
+  finish();
+  return s.result;
+}
+
+RunResult train(const TrainConfig& config, Progress& progress) { return Run(config, progress).train(); }
+
+}  // namespace sluice

@@ -1,0 +1,83 @@
+// A fine-tuning run, from its settings to the saved adapter.
+//
+//   ConsoleProgress progress;
+//   RunResult result = train(read_config("config.yaml", {}), progress);
+//
+// What it leaves in adapter_path: config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best. A run
+// that is killed at any moment and started again with `resume: true` ends with the same bytes. Throws Error: bad_config and bad_file before the
+// first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, the gradient is zero, or the
+// adapter has not changed, after which the checkpoints that were saved are whole.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "data/batch.h"
+#include "data/dataset.h"
+#include "data/model_text.h"
+#include "model/model.h"
+#include "train/config.h"
+#include "train/plan.h"
+#include "train/progress.h"
+
+namespace sluice {
+
+struct RunResult {
+  int64_t steps = 0;
+  double first_eval_loss = 0, last_eval_loss = 0, best_eval_loss = 0;
+  double train_loss = 0;       // of the last report
+  std::string adapter_folder;  // the last checkpoint
+  int64_t arena_planned = 0, arena_used = 0;
+};
+
+RunResult train(const TrainConfig& config, Progress& progress);
+
+// Everything up to the first step, for `sluice plan` and for embedding a trainer.
+class Run {
+ public:
+  Run(const TrainConfig& config, Progress& progress);
+  ~Run();
+
+  const Model& model() const { return *model_; }
+  const Plan& plan() const { return plan_; }
+  const AdapterLayout& layout() const { return layout_; }
+  std::vector<Plan> candidates() const;
+
+  RunResult train();
+
+ private:
+  struct State;
+  PlanRequest plan_request() const;
+  void load_data();
+  void make_layout();
+  void find_lengths();
+  void plan_memory();
+  void start();
+  bool try_resume();
+  void validate();
+  void step();
+  double run_microbatch(int64_t index, double tokens_in_step);
+  void update(int64_t tokens);
+  void report();
+  void save();
+  void finish();
+  Batch microbatch(int64_t index) const;
+  const Sample& first_row() const;
+  int64_t tokens_in_step(int64_t step) const;
+  std::string identity() const;
+  [[noreturn]] void fail(const std::string& what);
+
+  TrainConfig config_;
+  Progress& progress_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<ModelText> text_;
+  std::vector<Sample> train_rows_, valid_rows_;
+  AdapterLayout layout_;
+  int64_t total_microbatches_ = 0, total_steps_ = 0;
+  std::unique_ptr<ThreadPool> pool_;
+  std::vector<BatchShape> train_shapes_, valid_shapes_;
+  Plan plan_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,122 @@
+// What the forward and the backward kernels share: the adapter in the operands' dtype, the dropout mask and the thin products
+// x A^T and dy B. Include it after ops/common/cpu_simd.h: what is here is compiled for the instruction set of the pass.
+#pragma once
+
+#include <cmath>
+
+#include "core/rng.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/linear_work.h"
+
+namespace sluice::SLUICE_CPU {
+
+namespace {
+
+using namespace linear_work;
+
+// The adapter in the operands' dtype. `factor` = scale / (1 - p) multiplies the thin products in f32 before they are rounded, so
+// that neither the adapter's weights nor x are rounded for it.
+template <class T>
+struct Adapter {
+  int64_t R, in, out;
+  float factor;
+  T* a = nullptr;           // [R, in]
+  T* b = nullptr;           // [out, R]
+  uint8_t* keep = nullptr;  // [N, in] 1 where dropout keeps, or null
+
+  template <class Args>
+  Adapter(Arena& arena, const Args& args, int64_t N)
+      : R(args.lora_a.empty() ? 0 : args.lora_a.shape[0]), in(args.weight.cols), out(args.weight.rows),
+        factor(args.scale / (1 - args.dropout.p)) {
+    if (R == 0) return;
+    a = arena.array<T>(R * in);
+    b = arena.array<T>(out * R);
+    if (args.dropout.p > 0) keep = arena.array<uint8_t>(N * in);
+  }
+};
+
+template <class T>
+void convert(int64_t count, const float* from, T* to) {
+  int64_t i = 0;
+  for (; i + lanes <= count; i += lanes) store(to + i, load(from + i));
+  if (i < count) store_part(to + i, load_part(from + i, count - i), count - i);
+}
+
+void draw_row(const Dropout& d, int64_t in, int64_t row, uint8_t* keep) {
+  const auto threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(d.p) * 0x1p24));
+  const uint64_t begin = static_cast<uint64_t>(d.row_begin + row) * static_cast<uint64_t>(in);
+  for (uint64_t i = 0; i < static_cast<uint64_t>(in);) {
+    const uint64_t block = (begin + i) / 4;
+    const auto words = philox(d.seed, {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                                       static_cast<uint32_t>(d.stream), static_cast<uint32_t>(d.stream >> 32)});
+    for (uint64_t w = (begin + i) % 4; w < 4 && i < static_cast<uint64_t>(in); ++w, ++i) keep[i] = (words[w] >> 8) >= threshold;
+  }
+}
+
+// Fills a, b and keep.
+template <class T, class Args>
+void prepare(Context& ctx, const Args& args, int64_t N, const Adapter<T>& ad) {
+  const float* a = args.lora_a.template as<float>();
+  const float* b = args.lora_b.template as<float>();
+  const Cut b_rows{ad.out, 256};
+  ctx.pool.parallel_for(ad.R + b_rows.count(), [&](int64_t item, int) {
+    if (item < ad.R) return convert(ad.in, a + item * ad.in, ad.a + item * ad.in);
+    const int64_t first = b_rows.begin(item - ad.R) * ad.R;
+    convert(b_rows.size(item - ad.R) * ad.R, b + first, ad.b + first);
+  });
+  if (ad.keep == nullptr) return;
+  const Cut rows{N, 16};
+  ctx.pool.parallel_for(rows.count(), [&](int64_t item, int) {
+    for (int64_t n = rows.begin(item); n < rows.begin(item) + rows.size(item); ++n) draw_row(args.dropout, ad.in, n, ad.keep + n * ad.in);
+  });
+}
+
+template <class T>
+void select(int64_t count, const T* x, const uint8_t* keep, T* xd) {
+  for (int64_t i = 0; i < count; ++i) xd[i] = keep[i] != 0 ? x[i] : T(0.0F);
+}
+
+// out = round(factor * x op(w)): x [N, k], out [N, R]; w is A [R, k] (transposed) or B [k, R]. With `keep` x is masked first.
+template <class T>
+struct ThinProduct {
+  int64_t N, k, R;
+  bool transpose_w;
+  float factor;
+
+  Cut rows() const { return {N, std::min(N, thin_rows)}; }
+  Gemm gemm(int64_t m) const {
+    return {.m = m, .n = R, .k = k, .dtype = dtype_of<T>::value, .lda = k, .ldb = transpose_w ? k : R, .transpose_b = transpose_w, .ldc = R};
+  }
+  int64_t scratch(const Context& ctx, bool masked) const {
+    int64_t bytes = 0;
+    for (int64_t m : rows().sizes()) bytes = scratch_bytes(ctx, bytes, gemm(m));
+    return bytes + round_up(thin_rows * R * 4, 256) + (masked ? round_up(thin_rows * k * size_of(dtype_of<T>::value), 256) : 0);
+  }
+  void run(Context& ctx, const T* x, const uint8_t* keep, const T* w, T* out, const ThreadScratch& scratch) const {
+    const Cut cut = rows();
+    ctx.pool.parallel_for(cut.count(), [&](int64_t item, int worker) {
+      const int64_t first = cut.begin(item), m = cut.size(item);
+      std::byte* at = scratch.of(worker);
+      auto* c = reinterpret_cast<float*>(at);
+      at += round_up(thin_rows * R * 4, 256);
+      Gemm g = gemm(m);
+      g.a = x + first * k;
+      if (keep != nullptr) {
+        select(m * k, x + first * k, keep + first * k, reinterpret_cast<T*>(at));
+        g.a = at;
+        at += round_up(thin_rows * k * size_of(dtype_of<T>::value), 256);
+      }
+      g.b = w;
+      g.c = c;
+      gemm_on_this_thread(ctx, g, at);
+      for (int64_t i = 0; i < m * R; i += lanes) {
+        const int64_t count = std::min<int64_t>(lanes, m * R - i);
+        store_part(out + first * R + i, load_part(c + i, count) * factor, count);
+      }
+    });
+  }
+};
+
+}  // namespace
+
+}  // namespace sluice::SLUICE_CPU

@@ -83,7 +83,7 @@ TEST_CASE("attention_decode: each backend is as close to f64 as plain loops, ove
       for (DType dtype : {DType::f32, DType::bf16}) {
         const Buffer out(dtype, {static_cast<int64_t>(p.sequences.size()), shape.num_heads * shape.head_dim});
         for (Isa isa : built_isas()) {
-          TestContext context(isa);
+          TestContext context(isa, 2, 8 << 20);
           p.run(context, out, dtype);
           check_close(to_double(out), exact, plain, dtype);
         }
@@ -97,7 +97,7 @@ TEST_CASE("attention_decode: a sequence's bits depend neither on the threads nor
   const int64_t wide = p.shape.num_heads * p.shape.head_dim;
   const Buffer out(DType::bf16, {static_cast<int64_t>(p.sequences.size()), wide});
   for (Isa isa : built_isas()) {
-    TestContext one(isa, 1), two(isa, 2), three(isa, 3);
+    TestContext one(isa, 1, 8 << 20), two(isa, 2, 8 << 20), three(isa, 3, 8 << 20);
     const std::string bytes = p.run(one, out, DType::bf16);
     CHECK(p.run(two, out, DType::bf16) == bytes);
     CHECK(p.run(three, out, DType::bf16) == bytes);

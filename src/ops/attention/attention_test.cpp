@@ -92,7 +92,7 @@ TEST_CASE("attention: each backend is as close to f64 as plain loops in its prec
           dtype == DType::bf16 ? reference_attention<float>(p, RoundToBf16{}) : reference_attention<float>(p);
       for (Isa isa : built_isas()) {
         CAPTURE(static_cast<int>(isa));
-        TestContext context(isa);
+        TestContext context(isa, 2, 8 << 20);
         AttentionRun run(p, dtype);
         run.forward(context, p);
         run.backward(context, p);
@@ -109,7 +109,7 @@ TEST_CASE("attention: each backend is as close to f64 as plain loops in its prec
 TEST_CASE("attention: a token that sees itself only passes v on, and its score has no gradient but rounding") {
   const AttentionProblem p = attention_problem(heads(2, 2, 8, 0.3F), Spans({{-1, 1}, {-1, 1}}));
   for (Isa isa : built_isas()) {
-    TestContext context(isa);
+    TestContext context(isa, 2, 8 << 20);
     AttentionRun run(p, DType::f32);
     run.forward(context, p);
     run.backward(context, p);

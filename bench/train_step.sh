@@ -11,7 +11,7 @@ read -r -a tokens <<<"${TOKENS:-1024 4096}"
 model=$(scripts/fetch_model.sh)
 python=$(bench/peers/setup.sh)
 cmake --preset bench >/dev/null
-cmake --build --preset bench --target train_step sluice >/dev/null
+cmake --build --preset bench --target train_step infer_speed >/dev/null
 lines=$(mktemp)
 trap 'rm -f "$lines"' EXIT
 
@@ -30,7 +30,7 @@ for n in "${tokens[@]}"; do
   measure "step torch, checkpointing" "${peer[@]}" --tokens "$n" --checkpointing
 done
 measure "infer llama.cpp" "$python" bench/peers/llama_cpp_speed.py "$model" --threads "$threads"
-measure "infer sluice" build/bench/sluice generate --model "$model" --benchmark --threads "$threads"
+measure "infer sluice" build/bench/bench/infer_speed --model "$model" --threads "$threads"
 
 mkdir -p bench/results
 "$python" bench/report.py "$lines" | tee "bench/results/$(date -u +%Y-%m-%d)-train_step.md"

@@ -1,0 +1,64 @@
+// Prefill and decode speed on a model file, as one line of JSON: the job of bench/peers/llama_cpp_speed.py.
+//
+//   infer_speed --model model.gguf --prompt 512 --decode 128 --threads 2
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <vector>
+
+#include "infer/generate.h"
+
+namespace sluice {
+namespace {
+
+struct Options {
+  std::string model;
+  int64_t prompt = 512, decode = 128;
+  int threads = 2, repeats = 5;
+};
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+Json measure(const Options& options) {
+  const auto model = load_model(options.model);
+  ThreadPool pool(options.threads);
+  Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = options.prompt + options.decode + 2});
+  // The first new token comes from the prefill.
+  GenerateRequest request{.prompt = {}, .stop_ids = {}, .max_new_tokens = options.decode + 1, .sampler = {}};
+  for (int64_t i = 0; i < options.prompt; ++i) {
+    request.prompt.push_back(static_cast<int32_t>((i * 7919 + 13) % model->config.vocab_size));
+  }
+  std::vector<double> prefill, decode;
+  for (int repeat = 0; repeat <= options.repeats; ++repeat) {
+    const GenerateResult result = generator.generate(request, Adapter());
+    if (repeat == 0) continue;  // warms up
+    prefill.push_back(static_cast<double>(options.prompt) / result.prefill_seconds);
+    decode.push_back(static_cast<double>(result.tokens.size() - 1) / result.decode_seconds);
+  }
+  return {{"peer", "sluice"}, {"prompt", options.prompt}, {"decode", options.decode}, {"threads", options.threads},
+          {"prefill_tokens_per_second", median(prefill)}, {"decode_tokens_per_second", median(decode)}};
+}
+
+}  // namespace
+}  // namespace sluice
+
+int main(int argc, char** argv) {
+  sluice::Options options;
+  CLI::App app("Times a prefill and the decoding after it");
+  app.add_option("--model", options.model, "GGUF file or model folder")->required();
+  app.add_option("--prompt", options.prompt, "tokens of the prompt");
+  app.add_option("--decode", options.decode, "tokens decoded after it, one at a time");
+  app.add_option("--threads", options.threads);
+  app.add_option("--repeats", options.repeats, "measured, after one to warm up");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    std::cout << sluice::measure(options).dump() << "\n";
+  } catch (const sluice::Error& e) {
+    std::cerr << e.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

@@ -63,7 +63,8 @@ std::map<std::string, std::string> read_index(const std::string& path) {
   try {
     const auto* text = reinterpret_cast<const char*>(file.bytes().data());
     const auto index = nlohmann::json::parse(text, text + file.size());  // not ordered: names are looked up
-    for (const auto& [tensor, shard] : index.at("weight_map").items()) shards.emplace(tensor, shard.get<std::string>());
+    for (const auto& [tensor, shard] : index.at("weight_map").get_ref<const nlohmann::json::object_t&>())
+      shards.emplace(tensor, shard.get<std::string>());
   } catch (const nlohmann::json::exception& e) {
     bad_file(path, fmt::format("is not a valid index ({}); download it again", printable(e.what(), 200)));
   }

@@ -1,0 +1,42 @@
+// What became of a data set: nothing is cut or left out without a number here.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/json.h"
+
+namespace sluice {
+
+struct Quantiles {
+  int64_t smallest = 0, p10 = 0, median = 0, p90 = 0, p99 = 0, largest = 0;
+  // Of an empty list: zeros. q-quantile: the value at position ceil(q n), counted from one, of the sorted list.
+  static Quantiles of(std::vector<int64_t> values);
+};
+
+struct DataReport {
+  std::string path;
+  int64_t max_seq_length = 0;
+  bool truncate = false, mask_prompt = true;
+
+  int64_t rows_read = 0, blank_lines = 0;
+  std::map<std::string, int64_t> kinds;  // rows by format
+  Quantiles lengths, prompts;            // tokens of each row as read; those before its first target
+
+  int64_t rows_kept = 0;
+  int64_t rows_too_long = 0;             // dropped: longer than max_seq_length
+  int64_t rows_cut = 0, tokens_cut = 0;  // truncate: shortened rows, and what they lost
+  int64_t rows_without_targets = 0;      // dropped: nothing left to learn
+  int64_t rows_rewritten =
+      0;  // an answer that the chat template changed, so that other text is trained than the file has
+
+  int64_t tokens = 0, supervised = 0;  // of the rows kept
+  int64_t ignored() const { return tokens - supervised; }
+
+  Json json() const;            // padding_tokens is there and zero: rows are packed, not padded
+  std::string summary() const;  // a few lines for people; warnings last
+};
+
+}  // namespace sluice

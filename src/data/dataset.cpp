@@ -1,0 +1,212 @@
+#include "data/dataset.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+
+#include "data/row_format.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+
+struct Rendered {
+  std::string text;
+  std::vector<ByteRange> supervised;
+  bool rewritten = false;  // an answer is not in the text as the row has it
+};
+
+Rendered render(const DataRow& row, const ModelText& text) {
+  Rendered result;
+  if (!text.chat && row.prompt) {
+    const std::optional<int32_t> eos = text.tokenizer.eos_id();
+    result.text = *row.prompt + *row.completion + (eos ? std::string(text.tokenizer.token_text(*eos)) : std::string());
+    result.supervised = {{static_cast<int64_t>(row.prompt->size()), static_cast<int64_t>(result.text.size())}};
+    return result;
+  }
+  RenderedChat chat = text.need_chat().render(row.messages);
+  size_t answer = 0;
+  for (size_t i = 0; i < row.messages.size(); ++i) {
+    if (row.messages[i].role != "assistant") continue;
+    SLUICE_ASSERT(answer < chat.supervised.size());
+    const ByteRange range = chat.supervised[answer++];
+    if (i < row.first_target) continue;
+    result.supervised.push_back(range);
+    const std::string_view rendered =
+        std::string_view(chat.text).substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+    result.rewritten = result.rewritten || !rendered.starts_with(row.messages[i].content);
+  }
+  result.text = std::move(chat.text);
+  return result;
+}
+
+std::vector<uint8_t> mask(const Encoding& encoding, const std::vector<ByteRange>& ranges, bool mask_prompt) {
+  std::vector<uint8_t> supervised(encoding.ids.size(), mask_prompt ? 0 : 1);
+  size_t range = 0;  // ranges and tokens ascend together
+  for (size_t t = 0; mask_prompt && t < encoding.ids.size(); ++t) {
+    const ByteRange token = encoding.offsets[t];
+    while (range < ranges.size() && ranges[range].end <= token.begin) ++range;
+    if (range == ranges.size()) break;
+    supervised[t] = token.size() > 0 && token.begin >= ranges[range].begin ? 1 : 0;
+  }
+  if (!supervised.empty()) supervised[0] = 0;
+  return supervised;
+}
+
+Sample tokenise(const DataRow& row, const ModelText& text, bool mask_prompt, bool* rewritten) {
+  const Rendered rendered = render(row, text);
+  const Encoding encoding = text.tokenizer.encode(rendered.text, {.add_special = true});
+  SLUICE_ASSERT(encoding.ids.size() == encoding.offsets.size());
+  if (rewritten != nullptr) *rewritten = rendered.rewritten;
+  return {.ids = encoding.ids, .supervised = mask(encoding, rendered.supervised, mask_prompt)};
+}
+
+int64_t prompt_length(const Sample& sample) {
+  return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
+}
+
+// Collects samples under the policy for lengths.
+class Reader {
+ public:
+  Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
+      : text_(text), options_(options) {
+    DataReport& report = data_.report;
+    report.path = path;
+    report.max_seq_length = options.max_seq_length;
+    report.truncate = options.truncate;
+    report.mask_prompt = options.mask_prompt;
+  }
+
+  void line(std::string_view line, int64_t number) {
+    DataReport& report = data_.report;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+      ++report.blank_lines;
+      return;
+    }
+    const DataRow row = parse_row(line);
+    ++report.rows_read;
+    ++report.kinds[row.kind];
+    if (!options_.allow_mixed && report.kinds.size() > 1) {
+      throw Error(ErrorCode::bad_file,
+                  fmt::format("this is a {} row, the rows before it are {}; keep one format to a file", row.kind,
+                              report.kinds.begin()->first == row.kind ? report.kinds.rbegin()->first
+                                                                      : report.kinds.begin()->first));
+    }
+    bool rewritten = false;
+    Sample sample = tokenise(row, text_, options_.mask_prompt, &rewritten);
+    sample.row = number;
+    lengths_.push_back(static_cast<int64_t>(sample.ids.size()));
+    prompts_.push_back(prompt_length(sample));
+    if (rewritten) ++report.rows_rewritten;
+    keep(std::move(sample));
+  }
+
+  Dataset finish() {
+    DataReport& report = data_.report;
+    report.lengths = Quantiles::of(lengths_);
+    report.prompts = Quantiles::of(prompts_);
+    check(report.rows_read > 0, ErrorCode::bad_file,
+          report.path + ": there is no row in it; needed one JSON object a line");
+    report.rows_kept = static_cast<int64_t>(data_.samples.size());
+    if (report.rows_kept == 0) nothing_left();
+    for (const Sample& sample : data_.samples) {
+      report.tokens += static_cast<int64_t>(sample.ids.size());
+      report.supervised += sample.num_targets();
+    }
+    return std::move(data_);
+  }
+
+ private:
+  void keep(Sample sample) {
+    DataReport& report = data_.report;
+    const auto limit = static_cast<size_t>(options_.max_seq_length);
+    if (sample.ids.size() > limit && !options_.truncate) {
+      ++report.rows_too_long;
+      return;
+    }
+    if (sample.ids.size() > limit) {
+      ++report.rows_cut;
+      report.tokens_cut += static_cast<int64_t>(sample.ids.size() - limit);
+      sample.ids.resize(limit);
+      sample.supervised.resize(limit);
+    }
+    if (sample.num_targets() == 0) {
+      ++report.rows_without_targets;
+      return;
+    }
+    data_.samples.push_back(std::move(sample));
+  }
+
+  [[noreturn]] void nothing_left() const {
+    const DataReport& report = data_.report;
+    std::string message = fmt::format("{}: none of {} rows can be trained on:", report.path, report.rows_read);
+    if (report.rows_too_long > 0)
+      message += fmt::format(" {} are longer than max_seq_length {},", report.rows_too_long, report.max_seq_length);
+    if (report.rows_without_targets > 0) {
+      message += fmt::format(
+          " {} have no supervised token{},", report.rows_without_targets,
+          report.rows_cut > 0 ? fmt::format(" left when cut at max_seq_length {}", report.max_seq_length) : "");
+    }
+    message += fmt::format(" the median row has {} tokens, {} of them before the first answer;", report.lengths.median,
+                           report.prompts.median);
+    message += report.lengths.largest > report.max_seq_length
+                   ? fmt::format(" set max_seq_length to {} to keep every row ({} for half of them)",
+                                 report.lengths.largest, report.lengths.median)
+                   : std::string(" give rows that have an assistant's answer");
+    throw Error(ErrorCode::bad_config, message);
+  }
+
+  const ModelText& text_;
+  const DatasetOptions options_;
+  Dataset data_;
+  std::vector<int64_t> lengths_, prompts_;
+};
+
+}  // namespace
+
+int64_t Sample::num_targets() const { return std::accumulate(supervised.begin(), supervised.end(), int64_t{0}); }
+
+Sample make_sample(std::string_view line, const ModelText& text, bool mask_prompt) {
+  return tokenise(parse_row(line), text, mask_prompt, nullptr);
+}
+
+Dataset read_dataset(const std::string& path, const ModelText& text, const DatasetOptions& options) {
+  check(options.max_seq_length >= 2, ErrorCode::bad_config,
+        fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
+  check(!std::filesystem::is_directory(path), ErrorCode::bad_file, path + " is a folder, needed a .jsonl file");
+  std::ifstream file(path, std::ios::binary);
+  check(file.good(), ErrorCode::bad_file, path + " cannot be read; give the path of a .jsonl file");
+  Reader reader(path, text, options);
+  std::string line;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    std::string_view content = line;
+    if (number == 1 && content.starts_with(byte_order_mark)) content.remove_prefix(byte_order_mark.size());
+    if (content.ends_with('\r')) content.remove_suffix(1);
+    try {
+      reader.line(content, number);
+    } catch (Error& e) {
+      throw e.while_doing(fmt::format("{}: row {}", path, number));
+    }
+  }
+  check(!file.bad(), ErrorCode::bad_file, path + ": reading stopped with an error of the disk");
+  return reader.finish();
+}
+
+std::string preview(const Sample& sample, const Tokenizer& tokenizer) {
+  std::string text;
+  for (size_t begin = 0; begin < sample.ids.size();) {
+    size_t end = begin + 1;
+    while (end < sample.ids.size() && sample.supervised[end] == sample.supervised[begin]) ++end;
+    const std::string part = tokenizer.decode(std::span(sample.ids).subspan(begin, end - begin));
+    text += sample.supervised[begin] != 0 ? "⟦" + part + "⟧" : part;
+    begin = end;
+  }
+  return text;
+}
+
+}  // namespace sluice

@@ -4,18 +4,13 @@
 
 namespace sluice::attention {
 
-Schedule::Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, int64_t query_begin,
-                   int64_t num_queries)
-    : spans_(spans),
-      window_(window),
-      query_begin_(query_begin),
-      query_end_(query_begin + num_queries),
-      num_query_blocks_((num_queries + query_block - 1) / query_block) {
+Schedule::Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries)
+    : spans_(spans), window_(window), queries_(queries) {
   int64_t num_intervals = 0;
-  for (int64_t block = 0; block < num_query_blocks_; ++block) {
+  for (int64_t block = 0; block < num_query_blocks(); ++block) {
     for_each_interval(block, [&](Interval) { ++num_intervals; });
   }
-  first_run_ = scope.array<int64_t>(num_query_blocks_ + 1);
+  first_run_ = scope.array<int64_t>(num_query_blocks() + 1);
   runs_ = scope.array<Run>(num_intervals);
   seen_by_ = scope.array<int64_t>(2 * num_key_blocks());
   if (!counting) fill();
@@ -33,7 +28,7 @@ Schedule::Interval Schedule::seen_of(int64_t span, int64_t ancestor, int64_t fir
 // f(the keys that some row of the block sees), span by span, with an ancestor's intervals from the youngest on.
 template <class F>
 void Schedule::for_each_interval(int64_t block, F f) const {
-  const int64_t first = block_begin(block), end = first + block_rows(block);
+  const int64_t first = first_token(block), end = first + num_rows(block);
   for (int64_t token = first, span = spans_.span_of(first); token < end; token = spans_[span++].end()) {
     const auto& ancestors = spans_.ancestors(span);
     const int64_t last = std::min(end, spans_[span].end()) - 1;
@@ -46,9 +41,9 @@ void Schedule::for_each_interval(int64_t block, F f) const {
 }
 
 void Schedule::fill() {
-  for (int64_t kb = 0; kb < num_key_blocks(); ++kb) seen_by_[2 * kb] = num_query_blocks_, seen_by_[2 * kb + 1] = -1;
+  for (int64_t kb = 0; kb < num_key_blocks(); ++kb) seen_by_[2 * kb] = num_query_blocks(), seen_by_[2 * kb + 1] = -1;
   int64_t count = 0;
-  for (int64_t block = 0; block < num_query_blocks_; ++block) {
+  for (int64_t block = 0; block < num_query_blocks(); ++block) {
     first_run_[block] = count;
     Run* const runs = runs_ + count;
     int64_t n = 0;
@@ -75,7 +70,7 @@ void Schedule::fill() {
       }
     }
   }
-  first_run_[num_query_blocks_] = count;
+  first_run_[num_query_blocks()] = count;
 }
 
 Visit Schedule::visit_in(int64_t run, int64_t kb) const {
@@ -109,7 +104,7 @@ int64_t Schedule::first_ancestor_past(const std::vector<int64_t>& ancestors, int
 }
 
 bool Schedule::all_visible(int64_t block, const Visit& visit) const {
-  const int64_t first = block_begin(block), end = first + block_rows(block);
+  const int64_t first = first_token(block), end = first + num_rows(block);
   for (int64_t token = first, span = spans_.span_of(first); token < end; token = spans_[span++].end()) {
     const auto& ancestors = spans_.ancestors(span);
     const int64_t last = std::min(end, spans_[span].end()) - 1;

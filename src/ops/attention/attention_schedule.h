@@ -1,6 +1,6 @@
 // Which blocks of scores a call computes, and what is hidden inside them. Built once per call from the spans and the window.
 //
-// Queries are cut into blocks of 128 rows from the first one of the call, keys into blocks of 128 from token 0. What a query block
+// Queries are cut into blocks from the first one of the call, keys into blocks of 128 from token 0. What a query block
 // sees is a short list of runs of key blocks in ascending order: one for plain causal attention, one more for each gap that a
 // sibling or the window leaves. So the memory is O(N / 128 + spans), whatever the number of visible blocks.
 //
@@ -18,7 +18,7 @@
 
 namespace sluice::attention {
 
-constexpr int64_t query_block = 128, key_block = 128;
+constexpr int64_t key_block = 128;
 // Extents of tiles are multiples of this, so that few shapes of products exist; what is past the last token is padding.
 constexpr int64_t grain = 32;
 
@@ -32,17 +32,21 @@ struct Visit {
   int64_t size() const { return end - begin; }
 };
 
+// The tokens [begin, begin + count), in blocks of so many rows.
+struct Queries {
+  int64_t begin, count, block;
+};
+
 class Schedule {
  public:
-  // The queries are the tokens [query_begin, query_begin + num_queries). Takes its memory from the arena and fills it unless the
-  // arena only counts.
-  Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, int64_t query_begin,
-           int64_t num_queries);
+  // Takes its memory from the arena and fills it unless the arena only counts.
+  Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries);
 
-  int64_t num_query_blocks() const { return num_query_blocks_; }
-  int64_t num_key_blocks() const { return (query_end_ + key_block - 1) / key_block; }
-  int64_t block_begin(int64_t block) const { return query_begin_ + block * query_block; }  // a token
-  int64_t block_rows(int64_t block) const { return std::min(query_block, query_end_ - block_begin(block)); }
+  int64_t num_query_blocks() const { return (queries_.count + queries_.block - 1) / queries_.block; }
+  int64_t num_key_blocks() const { return (queries_.begin + queries_.count + key_block - 1) / key_block; }
+  int64_t first_row(int64_t block) const { return block * queries_.block; }  // of the call's queries
+  int64_t num_rows(int64_t block) const { return std::min(queries_.block, queries_.count - first_row(block)); }
+  int64_t first_token(int64_t block) const { return queries_.begin + first_row(block); }
 
   Visit first_visit(int64_t block) const { return visit_in(first_run_[block], runs_[first_run_[block]].first_block); }
   Visit next_visit(int64_t block, const Visit& visit) const;
@@ -72,7 +76,8 @@ class Schedule {
   void fill();
 
   const Spans& spans_;
-  int64_t window_, query_begin_, query_end_, num_query_blocks_;
+  int64_t window_;
+  Queries queries_;
   int64_t* first_run_ = nullptr;  // [num_query_blocks + 1]
   Run* runs_ = nullptr;
   int64_t* seen_by_ = nullptr;  // [num_key_blocks, 2]
@@ -80,7 +85,7 @@ class Schedule {
 
 template <class Hide>
 void Schedule::for_each_hidden(int64_t block, const Visit& visit, Hide hide) const {
-  const int64_t first = block_begin(block), end = first + block_rows(block);
+  const int64_t first = first_token(block), end = first + num_rows(block);
   for (int64_t token = first, span = spans_.span_of(first); token < end; ++span) {
     const auto& ancestors = spans_.ancestors(span);
     const int64_t oldest = first_ancestor_past(ancestors, visit.begin);

@@ -33,7 +33,7 @@ std::vector<int> shown_pairs(const Schedule& schedule, int64_t query_begin, int6
       shown[static_cast<size_t>((token - query_begin) * keys + j)] += n;
   };
   for (int64_t b = 0; b < schedule.num_query_blocks(); ++b) {
-    const int64_t first = schedule.block_begin(b), rows = schedule.block_rows(b);
+    const int64_t first = schedule.first_token(b), rows = schedule.num_rows(b);
     int64_t before = -1, index = 0;
     for (Visit v = schedule.first_visit(b); v.key_block >= 0; v = schedule.next_visit(b, v), ++index) {
       REQUIRE(v.key_block > before);
@@ -75,7 +75,8 @@ TEST_CASE("attention schedule: visits without what is hidden are exactly the vis
     CAPTURE(queries);
     Arena arena = Arena::allocate(Device::cpu(), 1 << 20);
     ArenaScope scope(arena);
-    const Schedule schedule(scope, false, spans, window, query_begin, queries);
+    const Schedule schedule(scope, false, spans, window,
+                            {.begin = query_begin, .count = queries, .block = round % 4 < 2 ? 64 : 128});
     const std::vector<int> shown = shown_pairs(schedule, query_begin, queries, keys);
     int64_t wrong = 0;
     for (int64_t i = 0; i < queries; ++i) {
@@ -95,7 +96,7 @@ TEST_CASE(
     Arena arena = Arena::allocate(Device::cpu(), 1 << 20);
     ArenaScope scope(arena);
     const Spans spans = Spans::one(N);
-    const Schedule schedule(scope, false, spans, 512, 0, N);
+    const Schedule schedule(scope, false, spans, 512, {.begin = 0, .count = N, .block = 128});
     bytes[i] = arena.used();
     visits[i] = 0;
     for (int64_t b = 0; b < schedule.num_query_blocks(); ++b) {

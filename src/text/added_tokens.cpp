@@ -16,7 +16,7 @@ size_t previous_start(std::string_view text, size_t end) {
 }
 
 bool is_word_at(std::string_view text, size_t at) {
-  static const Regex word("\\w");
+  static const Regex word("[\\w\\x{200C}\\x{200D}]");
   RegexScratch scratch;
   return word.find(text.substr(at, utf8_length(text, at)), 0, scratch).has_value();
 }

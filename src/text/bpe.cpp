@@ -80,7 +80,7 @@ void Bpe::merge_by_score(std::span<const float> scores) {
   score_rank_.resize(scores.size());
   for (size_t id = 0; id < scores.size(); ++id) {
     const auto at = std::lower_bound(sorted.begin(), sorted.end(), scores[id], std::greater<>());
-    score_rank_[id] = static_cast<uint32_t>(at - sorted.begin());
+    score_rank_[id] = scores[id] == never_merge ? no_rank : static_cast<uint32_t>(at - sorted.begin());
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -54,7 +55,8 @@ class Bpe {
   // The next rank is given to (left, right). A pair given twice keeps its first rank, or takes the last one when `last_wins`.
   // Throws Error(bad_file) when left, right or their union is not in the vocabulary.
   void add_merge(std::string_view left, std::string_view right, bool last_wins);
-  // Switches to merging by score. One score for each id.
+  // Switches to merging by score. One score for each id; a token with the score never_merge is not made by merging.
+  static constexpr float never_merge = -std::numeric_limits<float>::infinity();
   void merge_by_score(std::span<const float> scores);
 
   // Appends the tokens of `word` to `out`; `end` counts from the start of the word. Symbols without a token have left `out`.

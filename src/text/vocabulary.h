@@ -10,7 +10,7 @@ namespace sluice {
 
 class Vocabulary {
  public:
-  static constexpr int32_t max_id = (1 << 24) - 1;
+  static constexpr int32_t max_id = (1 << 21) - 1;  // eight times the largest vocabulary of today
 
   void reserve(size_t num_tokens, size_t num_bytes);
 

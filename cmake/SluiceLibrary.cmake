@@ -98,6 +98,7 @@ function(sluice_benchmarks)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*_bench.cpp)
   if(sources)
     add_executable(op_bench ${sources})
+    target_include_directories(op_bench PRIVATE ${PROJECT_SOURCE_DIR}/tests)  # support/: random inputs
     target_link_libraries(op_bench PRIVATE sluice_cli sluice_flags benchmark::benchmark benchmark::benchmark_main DNNL::dnnl)
   endif()
 endfunction()

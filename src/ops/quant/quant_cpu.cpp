@@ -55,9 +55,10 @@ void for_row_blocks(Context& ctx, int64_t rows, int64_t cols, F f) {
 template <class T>
 void dequantize_to(Context& ctx, const Dequantize& args, T* out) {
   const int64_t rows = args.out.shape[0], cols = args.out.shape[1];
+  const Rows weight(args.weight);
   with_decoder(args.weight, [&]<class D>(D) {
     for_row_blocks(ctx, rows, cols, [&](int64_t r) {
-      decode_row<D>(row_of(args.weight, args.row_begin + r), args.col_begin, cols, 1.0F, out + r * cols);
+      decode_row<D>(weight.at(args.row_begin + r), args.col_begin, cols, 1.0F, out + r * cols);
     });
   });
 }
@@ -66,9 +67,10 @@ template <class T>
 void gather_to(Context& ctx, const GatherWeightRows& args, T* y) {
   const int64_t C = args.table.cols;
   const int32_t* ids = args.ids.as<int32_t>();
+  const Rows table(args.table);
   with_decoder(args.table, [&]<class D>(D) {
     for_row_blocks(ctx, args.ids.shape[0], C,
-                   [&](int64_t n) { decode_row<D>(row_of(args.table, ids[n]), 0, C, args.scale, y + n * C); });
+                   [&](int64_t n) { decode_row<D>(table.at(ids[n]), 0, C, args.scale, y + n * C); });
   });
 }
 

@@ -3,7 +3,7 @@
 //
 // A row is a run of units (the format's block), a unit a run of pieces of 32 weights:
 //
-//   const Row row = row_of(weight, r);
+//   const Row row = Rows(weight).at(r);
 //   for (u …) { const auto unit = D::unit(row, u);  for (p < D::pieces) { F32 w[vectors]; D::decode(unit, p, w); … } }
 //
 // Rows of f32, f16 and bf16 may end in a part of a piece (D::decode_part: the first `count` weights, then zeros). Each weight is
@@ -27,23 +27,36 @@ struct Row {
   int group_shift;  // log2 of pieces in a group
 };
 
-SLUICE_INLINE Row row_of(const Weight& w, int64_t row) {
-  const int64_t stored = w.stored_row(row);
-  Row r = {w.data + stored * w.row_bytes(), nullptr, nullptr, w.scale_dtype, 0};
-  if (w.format == WeightFormat::affine) {
-    const int64_t begin = stored * (w.cols / w.group_size) * size_of(w.scale_dtype);
-    r.scales = w.scales + begin;
-    r.biases = w.biases + begin;
-    r.group_shift = w.group_size == 32 ? 0 : w.group_size == 64 ? 1 : 2;
+// The rows of a weight, with what is the same for all of them worked out once.
+struct Rows {
+  const Weight& weight;
+  int64_t row_bytes, scale_bytes = 0;
+  int group_shift = 0;
+
+  explicit Rows(const Weight& w) : weight(w), row_bytes(w.row_bytes()) {
+    if (w.format != WeightFormat::affine) return;
+    scale_bytes = w.cols / w.group_size * size_of(w.scale_dtype);
+    group_shift = w.group_size == 32 ? 0 : w.group_size == 64 ? 1 : 2;
   }
-  return r;
-}
+  Row at(int64_t row) const {
+    const int64_t stored = weight.stored_row(row);
+    return {weight.data + stored * row_bytes, weight.scales + stored * scale_bytes,
+            weight.biases + stored * scale_bytes, weight.scale_dtype, group_shift};
+  }
+};
 
 #if defined(SLUICE_ISA_AVX512)
 // The masked forms with a full mask are the plain instructions; the plain forms make GCC 12 warn (GCC bug 105593).
 constexpr __mmask16 all_lanes = 0xffff;
 SLUICE_INLINE F32 fma(F32 a, F32 b, F32 c) { return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 SLUICE_INLINE F32 load_f16(const std::byte* p) { return (F32)_mm512_maskz_cvtph_ps(all_lanes, load_raw<__m256i>(p)); }
+struct F16Pair {
+  F32 first, second;
+};
+SLUICE_INLINE F16Pair two_f16_at(const std::byte* p) {
+  const __m512 pair = _mm512_maskz_cvtph_ps(all_lanes, _mm256_set1_epi32(load_raw<int32_t>(p)));
+  return {(F32)_mm512_maskz_moveldup_ps(all_lanes, pair), (F32)_mm512_maskz_movehdup_ps(all_lanes, pair)};
+}
 SLUICE_INLINE F32 all(float value) { return (F32)_mm512_set1_ps(value); }
 SLUICE_INLINE I32 load_u8(const std::byte* p) {
   return (I32)_mm512_maskz_cvtepu8_epi32(all_lanes, load_raw<__m128i>(p));
@@ -57,6 +70,13 @@ SLUICE_INLINE I32 spread(__m128i source, I32 bytes) {  // each 128-bit lane pick
 #else
 SLUICE_INLINE F32 fma(F32 a, F32 b, F32 c) { return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 SLUICE_INLINE F32 load_f16(const std::byte* p) { return (F32)_mm256_cvtph_ps(load_raw<__m128i>(p)); }
+struct F16Pair {
+  F32 first, second;
+};
+SLUICE_INLINE F16Pair two_f16_at(const std::byte* p) {
+  const __m256 pair = _mm256_cvtph_ps(_mm_set1_epi32(load_raw<int32_t>(p)));
+  return {(F32)_mm256_moveldup_ps(pair), (F32)_mm256_movehdup_ps(pair)};
+}
 SLUICE_INLINE F32 all(float value) { return (F32)_mm256_set1_ps(value); }
 SLUICE_INLINE I32 load_u8(const std::byte* p) { return (I32)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 SLUICE_INLINE I32 load_i8(const std::byte* p) { return (I32)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
@@ -83,6 +103,7 @@ constexpr Lanes lane_index = each_lane([](int i) { return i; });
 // scale * code + offset.
 struct Line {
   F32 scale, offset;
+  SLUICE_INLINE Line of(F32 scale, F32 offset) { return {scale, offset}; }
   SLUICE_INLINE Line of(float scale, float offset) { return {all(scale), all(offset)}; }
   SLUICE_INLINE F32 at(const Line& line, I32 code) { return fma(to_float(code), line.scale, line.offset); }
 };
@@ -92,9 +113,10 @@ struct Line {
 #if defined(SLUICE_ISA_AVX512)
 struct Line4 {
   F32 table;
-  SLUICE_INLINE Line4 of(float scale, float offset) {
-    return {fma(to_float(load_raw<I32>(lane_index.value)), all(scale), all(offset))};
+  SLUICE_INLINE Line4 of(F32 scale, F32 offset) {
+    return {fma(to_float(load_raw<I32>(lane_index.value)), scale, offset)};
   }
+  SLUICE_INLINE Line4 of(float scale, float offset) { return of(all(scale), all(offset)); }
   SLUICE_INLINE F32 at(const Line4& line, I32 code) {
     return (F32)_mm512_maskz_permutexvar_ps(all_lanes, (__m512i)code, (__m512)line.table);
   }
@@ -102,6 +124,7 @@ struct Line4 {
 #else
 struct Line4 {
   Line line;
+  SLUICE_INLINE Line4 of(F32 scale, F32 offset) { return {Line::of(scale, offset)}; }
   SLUICE_INLINE Line4 of(float scale, float offset) { return {Line::of(scale, offset)}; }
   SLUICE_INLINE F32 at(const Line4& l, I32 code) { return Line::at(l.line, code & 15); }
 };
@@ -111,10 +134,10 @@ struct Line4 {
 
 template <int bytes, F32 (*load_vector)(const std::byte*)>
 struct Floats {
-  static constexpr int pieces = 1, weight_bytes = bytes;
+  static constexpr int pieces = 1, weight_bytes = bytes, unit_bytes = piece_cols * bytes;
   static constexpr bool has_part = true;
   using Unit = const std::byte*;
-  SLUICE_INLINE Unit unit(const Row& row, int64_t u) { return row.data + u * piece_cols * bytes; }
+  SLUICE_INLINE Unit unit(const Row& row, int64_t u) { return row.data + u * unit_bytes; }
   SLUICE_INLINE void decode(Unit p, int, F32 (&w)[vectors]) {
     for (int v = 0; v < vectors; ++v) w[v] = load_vector(p + v * lanes * bytes);
   }
@@ -149,15 +172,20 @@ SLUICE_INLINE void each_nibble_vector(const std::byte* codes, F f) {
 
 template <bool with_min>
 struct Q4 : Quantised {
-  static constexpr int pieces = 1, bytes = with_min ? 20 : 18;
+  static constexpr int pieces = 1, unit_bytes = with_min ? 20 : 18;
   struct Unit {
     Line4 line;
     const std::byte* codes;
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
-    const float d = f16_at(p);
-    return {Line4::of(d, with_min ? f16_at(p + 2) : -8 * d), p + (with_min ? 4 : 2)};
+    const std::byte* p = row.data + u * unit_bytes;
+    if constexpr (with_min) {
+      const F16Pair dm = two_f16_at(p);
+      return {Line4::of(dm.first, dm.second), p + 4};
+    } else {
+      const float d = f16_at(p);
+      return {Line4::of(d, -8 * d), p + 2};
+    }
   }
   SLUICE_INLINE void decode(const Unit& u, int, F32 (&w)[vectors]) {
     each_nibble_vector(u.codes, [&](int v, I32 code) { w[v] = Line4::at(u.line, code); });
@@ -166,13 +194,13 @@ struct Q4 : Quantised {
 
 template <bool with_min>
 struct Q5 : Quantised {
-  static constexpr int pieces = 1, bytes = with_min ? 24 : 22;
+  static constexpr int pieces = 1, unit_bytes = with_min ? 24 : 22;
   struct Unit {
     Line line;
     const std::byte* fifths;  // 4 bytes, then the nibbles
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
+    const std::byte* p = row.data + u * unit_bytes;
     const float d = f16_at(p);
     return {Line::of(d, with_min ? f16_at(p + 2) : -16 * d), p + (with_min ? 4 : 2)};
   }
@@ -187,13 +215,13 @@ struct Q5 : Quantised {
 };
 
 struct Q8_0 : Quantised {
-  static constexpr int pieces = 1, bytes = 34;
+  static constexpr int pieces = 1, unit_bytes = 34;
   struct Unit {
     F32 scale;
     const std::byte* codes;
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
+    const std::byte* p = row.data + u * unit_bytes;
     return {all(f16_at(p)), p + 2};
   }
   SLUICE_INLINE void decode(const Unit& u, int, F32 (&w)[vectors]) {
@@ -221,13 +249,13 @@ SLUICE_INLINE void unpack_scales(const std::byte* p, ScalesAndMins& out) {
 }
 
 struct Q4K : Quantised {
-  static constexpr int pieces = 8, bytes = 144;
+  static constexpr int pieces = 8, unit_bytes = 144;
   struct Unit {
     ScalesAndMins s;
     const std::byte* codes;
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
+    const std::byte* p = row.data + u * unit_bytes;
     Unit unit;
     unpack_scales(p, unit.s);
     unit.codes = p + 16;
@@ -241,13 +269,13 @@ struct Q4K : Quantised {
 };
 
 struct Q5K : Quantised {
-  static constexpr int pieces = 8, bytes = 176;
+  static constexpr int pieces = 8, unit_bytes = 176;
   struct Unit {
     ScalesAndMins s;
     const std::byte* fifths;  // 32 bytes, then the nibbles
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
+    const std::byte* p = row.data + u * unit_bytes;
     Unit unit;
     unpack_scales(p, unit.s);
     unit.fifths = p + 16;
@@ -265,13 +293,13 @@ struct Q5K : Quantised {
 };
 
 struct Q6K : Quantised {
-  static constexpr int pieces = 8, bytes = 210;
+  static constexpr int pieces = 8, unit_bytes = 210;
   struct Unit {
     float scale[16];
     const std::byte* low;  // 128 bytes, then 64 bytes of high bits
   };
   SLUICE_INLINE Unit unit(const Row& row, int64_t u) {
-    const std::byte* p = row.data + u * bytes;
+    const std::byte* p = row.data + u * unit_bytes;
     Unit unit;
     const F32 d = all(f16_at(p + 208));
     for (int v = 0; v < 16 / lanes; ++v) store(unit.scale + v * lanes, to_float(load_i8(p + 192 + v * lanes)) * d);
@@ -301,7 +329,7 @@ SLUICE_INLINE float scale_at(const std::byte* p, DType dtype, int64_t i) {
 // or two bytes that hold its code from a window of the piece, shifts and masks.
 template <int bits>
 struct Affine : Quantised {
-  static constexpr int pieces = 1, bytes = 4 * bits;
+  static constexpr int pieces = 1, unit_bytes = 4 * bits;
   static constexpr int second = bits == 3 ? 4 : bits == 6 ? 8 : 0;  // where the window of codes 16 to 31 begins
   struct Unit {
     std::conditional_t<bits <= 4, Line4, Line> line;
@@ -311,7 +339,7 @@ struct Affine : Quantised {
     const int64_t group = u >> row.group_shift;
     const float scale = scale_at(row.scales, row.scale_dtype, group),
                 bias = scale_at(row.biases, row.scale_dtype, group);
-    return {decltype(Unit::line)::of(scale, bias), row.data + u * bytes};
+    return {decltype(Unit::line)::of(scale, bias), row.data + u * unit_bytes};
   }
 
   static constexpr int bit_in_window(int i) { return i * bits - (i >= 16 ? 8 * second : 0); }

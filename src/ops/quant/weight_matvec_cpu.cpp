@@ -1,8 +1,9 @@
 // Matrix-vector products with a quantised matrix, for one to a few rows of x (docs/math/quant.md, "Matrix-vector").
 //
-// A worker takes a fixed block of output rows, four at a time, and decodes their weights in registers. Each (row of x, output)
-// has one vector of partial sums, fed in the order of the columns, and one final reduction: so a result depends neither on N nor on
-// the number of threads.
+// A worker takes a fixed block of outputs, four at a time. Each (row of x, output) has one vector of partial sums, fed in the
+// order of the columns, and one final reduction: so a result depends neither on N nor on the number of threads. Up to
+// `batch_tile` rows of x meet the weights in the registers they are decoded to; more rows meet them in a chunk of
+// decoded weights that stays in the first-level cache.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -17,18 +18,63 @@
 namespace sluice::SLUICE_CPU {
 namespace {
 
-constexpr int row_tile = 4;                    // outputs at once: their streams hide each other's latency
-constexpr int64_t max_batch = 16;              // rows of x that are kept as float at a time
-constexpr int64_t weights_per_item = 1 << 15;  // 18 KiB of q4
+constexpr int row_tile = 4;                      // outputs at once: their streams hide each other's latency
+constexpr int batch_tile = lanes == 16 ? 4 : 2;  // row_tile * batch_tile sums fit the registers
+constexpr int64_t max_batch = 16;                // rows of x that are kept as float at a time
+constexpr int chunk_pieces = 8;                  // of decoded weights: 4 rows of 256 floats
+constexpr int64_t weights_per_item = 1 << 15;
 
-int64_t padded(int64_t cols) { return (cols + piece_cols - 1) / piece_cols * piece_cols; }
+constexpr int64_t padded(int64_t cols) { return (cols + piece_cols - 1) / piece_cols * piece_cols; }
 
-template <int N>
-struct Sums {
-  F32 sum[row_tile][N];
+// The sums of four vectors, each by the same tree: halves of the vector, then lanes (0 + 2) + (1 + 3).
+SLUICE_INLINE __m128 quarter(F32 v) {
+#if defined(SLUICE_ISA_AVX512)
+  const __m256 h =
+      _mm256_add_ps(_mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 0), _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 1));
+#else
+  const __m256 h = (__m256)v;
+#endif
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+SLUICE_INLINE void reduce_four(F32 a, F32 b, F32 c, F32 d, float* out) {
+  const __m128 qa = quarter(a), qb = quarter(b), qc = quarter(c), qd = quarter(d);
+  const __m128 ab = _mm_add_ps(_mm_unpacklo_ps(qa, qb), _mm_unpackhi_ps(qa, qb));  // a02 b02 a13 b13
+  const __m128 cd = _mm_add_ps(_mm_unpacklo_ps(qc, qd), _mm_unpackhi_ps(qc, qd));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(ab, cd), _mm_movehl_ps(cd, ab)));
+}
+
+// The rows of x as floats, zero beyond the columns up to a whole piece.
+struct Batch {
+  const float* x;
+  int64_t num_rows, stride;
 };
 
-// sum[r][n] += w[r] * x[n] over one piece
+// The outputs [row, row + count) of one tile, count <= row_tile; missing rows repeat the last.
+struct Tile {
+  Row rows[row_tile];
+  int64_t row, count, cols, row_bytes;
+};
+
+template <class T>
+SLUICE_INLINE void write_sums(const F32 (&sum)[row_tile], const Tile& tile, T* y) {
+  float total[row_tile];
+  reduce_four(sum[0], sum[1], sum[2], sum[3], total);
+  for (int64_t r = 0; r < tile.count; ++r) y[tile.row + r] = T(total[r]);
+}
+
+// Tiles lie one after another in the file, so while unit u of this one is read, the u-th part of the next is fetched: the rows are too short
+// for the hardware to see four streams coming. A next tile too large for the first-level cache waits in the second.
+template <int bytes>
+SLUICE_INLINE void prefetch_next_tile(const Tile& tile, int64_t u) {
+  const std::byte* p = tile.rows[0].data + row_tile * tile.row_bytes + u * bytes;
+  if (row_tile * tile.row_bytes <= 16384) {
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(p + b);
+  } else {
+    for (int b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
+  }
+}
+
+// sum[r][n] += w * x[n] over one piece
 template <int N>
 SLUICE_INLINE void add_piece(F32 (&sum)[N], const F32 (&w)[vectors], const float* x, int64_t x_stride) {
   for (int v = 0; v < vectors; ++v) {
@@ -36,55 +82,102 @@ SLUICE_INLINE void add_piece(F32 (&sum)[N], const F32 (&w)[vectors], const float
   }
 }
 
-template <class D, int N>
-SLUICE_INLINE void accumulate(const Row (&rows)[row_tile], int64_t cols, const float* x, int64_t x_stride,
-                              Sums<N>& sums) {
+// N rows of x, N <= batch_tile, all sums in registers.
+template <class D, int N, class T>
+void multiply_fused(const Tile& tile, const float* x, int64_t x_stride, T* y, int64_t y_stride) {
   constexpr int64_t unit_cols = D::pieces * piece_cols;
-  const int64_t units = cols / unit_cols, rest = cols % unit_cols;
-  F32 w[vectors];
-  for (int64_t u = 0; u < units; ++u) {
+  const int64_t units = tile.cols / unit_cols, rest = tile.cols % unit_cols;
+  const Row rows[row_tile] = {tile.rows[0], tile.rows[1], tile.rows[2], tile.rows[3]};
+  F32 sum[row_tile][N] = {}, w[vectors];
+  for (int64_t u = 0; u < units; ++u, x += unit_cols) {
+    prefetch_next_tile<row_tile * D::unit_bytes>(tile, u);
     for (int r = 0; r < row_tile; ++r) {
       const auto unit = D::unit(rows[r], u);
 #pragma GCC unroll 8
       for (int p = 0; p < D::pieces; ++p) {
         D::decode(unit, p, w);
-        add_piece(sums.sum[r], w, x + u * unit_cols + p * piece_cols, x_stride);
+        add_piece(sum[r], w, x + p * piece_cols, x_stride);
       }
     }
   }
   if (D::has_part && rest > 0) {
     for (int r = 0; r < row_tile; ++r) {
       D::decode_part(D::unit(rows[r], units), rest, w);
-      add_piece(sums.sum[r], w, x + units * unit_cols, x_stride);
+      add_piece(sum[r], w, x, x_stride);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    const F32 of_row[row_tile] = {sum[0][n], sum[1][n], sum[2][n], sum[3][n]};
+    write_sums(of_row, tile, y + n * y_stride);
+  }
+}
+
+// Pieces [first, first + count) of a row as floats.
+template <class D>
+SLUICE_INLINE void decode_chunk(const Row& row, int64_t cols, int64_t first, int count, float* out) {
+  F32 w[vectors];
+  for (int p = 0; p < count; p += D::pieces) {
+    const int64_t begin = (first + p) * piece_cols;
+    const auto unit = D::unit(row, (first + p) / D::pieces);
+#pragma GCC unroll 8
+    for (int i = 0; i < D::pieces; ++i, out += piece_cols) {
+      if (D::has_part && cols - begin < piece_cols) D::decode_part(unit, cols - begin, w);
+      else D::decode(unit, i, w);
+      for (int v = 0; v < vectors; ++v) store(out + v * lanes, w[v]);
     }
   }
 }
 
-struct Batch {
-  const float* x;  // [N, padded(cols)], zero beyond cols
-  int64_t num_rows, stride;
-};
-
-template <class D, int N, class T>
-void multiply(const Weight& weight, const Row (&rows)[row_tile], int64_t row, int64_t count, const Batch& batch,
-              int64_t n, T* y) {
-  Sums<N> sums = {};
-  accumulate<D, N>(rows, weight.cols, batch.x + n * batch.stride, batch.stride, sums);
-  for (int r = 0; r < count; ++r) {
-    for (int i = 0; i < N; ++i) y[(n + i) * weight.rows + row + r] = T(reduce_add(sums.sum[r][i]));
+// sum[n][r] += w[r] * x[n] over `count` vectors of a chunk
+template <int N>
+SLUICE_INLINE void multiply_chunk(const float (&w)[row_tile][chunk_pieces * piece_cols], int count, const float* x,
+                                  int64_t x_stride, F32 (*sum)[row_tile]) {
+  F32 s[N][row_tile];
+  for (int n = 0; n < N; ++n) {
+    for (int r = 0; r < row_tile; ++r) s[n][r] = sum[n][r];
+  }
+  for (int i = 0; i < count * lanes; i += lanes) {
+    F32 wv[row_tile];
+    for (int r = 0; r < row_tile; ++r) wv[r] = load(w[r] + i);
+    for (int n = 0; n < N; ++n) {
+      const F32 xv = load(x + n * x_stride + i);
+      for (int r = 0; r < row_tile; ++r) s[n][r] = fma(xv, wv[r], s[n][r]);
+    }
+  }
+  for (int n = 0; n < N; ++n) {
+    for (int r = 0; r < row_tile; ++r) sum[n][r] = s[n][r];
   }
 }
 
+// Any number of rows up to max_batch.
 template <class D, class T>
-void multiply_rows(const Weight& weight, int64_t row_begin, int64_t row_end, const Batch& batch, T* y) {
-  for (int64_t row = row_begin; row < row_end; row += row_tile) {
-    const int64_t count = std::min<int64_t>(row_tile, row_end - row);
-    Row rows[row_tile];
-    for (int64_t r = 0; r < row_tile; ++r) rows[r] = row_of(weight, row + std::min(r, count - 1));
+void multiply_chunked(const Tile& tile, const Batch& batch, T* y, int64_t y_stride) {
+  alignas(64) float w[row_tile][chunk_pieces * piece_cols];
+  F32 sum[max_batch][row_tile];
+  for (int64_t n = 0; n < batch.num_rows; ++n) std::memset(sum[n], 0, sizeof sum[n]);
+  const int64_t pieces = padded(tile.cols) / piece_cols;
+  for (int64_t first = 0; first < pieces; first += chunk_pieces) {
+    const int count = static_cast<int>(std::min<int64_t>(chunk_pieces, pieces - first));
+    for (int r = 0; r < row_tile; ++r) decode_chunk<D>(tile.rows[r], tile.cols, first, count, w[r]);
+    const float* x = batch.x + first * piece_cols;
     int64_t n = 0;
-    for (; n + 4 <= batch.num_rows; n += 4) multiply<D, 4>(weight, rows, row, count, batch, n, y);
-    for (; n + 2 <= batch.num_rows; n += 2) multiply<D, 2>(weight, rows, row, count, batch, n, y);
-    if (n < batch.num_rows) multiply<D, 1>(weight, rows, row, count, batch, n, y);
+    for (; n + batch_tile <= batch.num_rows; n += batch_tile) {
+      multiply_chunk<batch_tile>(w, count * vectors, x + n * batch.stride, batch.stride, sum + n);
+    }
+    for (; n < batch.num_rows; ++n) multiply_chunk<1>(w, count * vectors, x + n * batch.stride, batch.stride, sum + n);
+  }
+  for (int64_t n = 0; n < batch.num_rows; ++n) write_sums(sum[n], tile, y + n * y_stride);
+}
+
+template <class D, class T>
+void multiply_rows(const Rows& weight, int64_t row_begin, int64_t row_end, const Batch& batch, T* y, int64_t y_stride) {
+  for (int64_t row = row_begin; row < row_end; row += row_tile) {
+    Tile tile = {{}, row, std::min<int64_t>(row_tile, row_end - row), weight.weight.cols, weight.row_bytes};
+    for (int64_t r = 0; r < row_tile; ++r) tile.rows[r] = weight.at(row + std::min(r, tile.count - 1));
+    if (batch.num_rows == 1) multiply_fused<D, 1>(tile, batch.x, batch.stride, y, y_stride);
+    else if (batch.num_rows == 2) multiply_fused<D, 2>(tile, batch.x, batch.stride, y, y_stride);
+    else if (batch.num_rows == batch_tile) multiply_fused<D, batch_tile>(tile, batch.x, batch.stride, y, y_stride);
+    else multiply_chunked<D>(tile, batch, y, y_stride);
   }
 }
 
@@ -100,6 +193,7 @@ void to_padded_floats(const T* x, int64_t rows, int64_t cols, float* out) {
 template <class T>
 void matvec(Context& ctx, const WeightMatvec& args, float* scratch, T* y) {
   const Weight& weight = args.weight;
+  const Rows rows(weight);
   const int64_t in = weight.cols, out = weight.rows, N = args.x.shape[0];
   const int64_t tile = std::max<int64_t>(row_tile, weights_per_item / in / row_tile * row_tile);
   for (int64_t n = 0; n < N; n += max_batch) {
@@ -110,7 +204,7 @@ void matvec(Context& ctx, const WeightMatvec& args, float* scratch, T* y) {
     else batch.x = x.as<float>();
     with_decoder(weight, [&]<class D>(D) {
       ctx.pool.parallel_for((out + tile - 1) / tile, [&](int64_t item, int) {
-        multiply_rows<D>(weight, item * tile, std::min(out, (item + 1) * tile), batch, y + n * out);
+        multiply_rows<D>(rows, item * tile, std::min(out, (item + 1) * tile), batch, y + n * out, out);
       });
     });
   }

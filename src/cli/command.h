@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "train/config.h"
+
 namespace CLI {
 class App;
 }
@@ -20,6 +22,9 @@ void add_generate(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_doctor(CLI::App& app);
+
+// Settings from a YAML file and what the parser left over; prints notes on aliases.
+TrainConfig config_from_command(const std::string& yaml, const std::vector<std::string>& rest);
 
 // The whole program: parses, runs, turns an Error into one line on stderr and a code.
 int run_cli(int argc, char** argv);

@@ -327,7 +327,8 @@ std::string to_yaml(const TrainConfig& config) {
   const auto write = [&](const std::string& indent, const std::string& name, const Json& value) {
     text += fmt::format("{}{}: {}\n", indent, name, value.dump());  // JSON scalars and lists are YAML
   };
-  for (const auto& [name, value] : to_json(config).items()) {
+  const Json object = to_json(config);
+  for (const auto& [name, value] : object.items()) {
     if (!value.is_object()) {
       write("", name, value);
       continue;

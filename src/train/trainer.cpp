@@ -78,7 +78,7 @@ Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progr
   model_ = load_model(config.model);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
   load_data();
-  make_layout();
+  layout_ = AdapterLayout(model_->config, adapter_spec(config_));
   find_lengths();
   plan_memory();
 }
@@ -114,11 +114,23 @@ void Run::load_data() {
   atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), report.dump(2) + "\n");
 }
 
-void Run::make_layout() {
-  AdapterSpec spec{.rank = config_.rank, .rank_stabilised = config_.rs_lora, .dropout = static_cast<float>(config_.dropout),
-                   .targets = config_.keys, .last_layers = config_.num_layers};
-  spec.alpha = static_cast<float>(config_.alpha > 0 ? config_.alpha : config_.scale * static_cast<double>(config_.rank));
-  layout_ = AdapterLayout(model_->config, spec);
+AdapterSpec adapter_spec(const TrainConfig& config) {
+  AdapterSpec spec{.rank = config.rank, .rank_stabilised = config.rs_lora, .dropout = static_cast<float>(config.dropout),
+                   .targets = config.keys, .last_layers = config.num_layers};
+  spec.alpha = static_cast<float>(config.alpha > 0 ? config.alpha : config.scale * static_cast<double>(config.rank));
+  return spec;
+}
+
+void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads) {
+  request.dtype = dtype_of_run(config);
+  request.num_threads = num_threads;
+  request.budget_bytes = config.memory == "auto" ? 0 : parse_bytes(config.memory, "memory");
+  request.process_bytes = process_memory().anonymous_bytes + kernels_bytes;
+  request.segment_size = config.segment_size;
+  request.tile = config.tile;
+  request.head_rows = config.head_rows;
+  request.level = config.level == "auto" ? "" : config.level;
+  request.head = config.head == "auto" ? "" : config.head;
 }
 
 void Run::find_lengths() {
@@ -154,19 +166,9 @@ int64_t Run::tokens_in_step(int64_t step) const {
 }
 
 PlanRequest Run::plan_request() const {
-  return {.model = *model_,
-          .layout = layout_,
-          .train = train_shapes_,
-          .validation = valid_shapes_,
-          .dtype = dtype_of_run(config_),
-          .num_threads = pool_->num_threads(),
-          .budget_bytes = config_.memory == "auto" ? 0 : parse_bytes(config_.memory, "memory"),
-          .process_bytes = process_memory().anonymous_bytes + kernels_bytes,
-          .segment_size = config_.segment_size,
-          .tile = config_.tile,
-          .head_rows = config_.head_rows,
-          .level = config_.level == "auto" ? "" : config_.level,
-          .head = config_.head == "auto" ? "" : config_.head};
+  PlanRequest request{.model = *model_, .layout = layout_, .train = train_shapes_, .validation = valid_shapes_};
+  set_machine(request, config_, pool_->num_threads());
+  return request;
 }
 
 std::vector<Plan> Run::candidates() const { return candidate_plans(plan_request()); }

@@ -32,6 +32,10 @@ struct RunResult {
 
 RunResult train(const TrainConfig& config, Progress& progress);
 
+AdapterSpec adapter_spec(const TrainConfig& config);
+// Fills what a plan takes from the settings and the machine.
+void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads);
+
 // Everything up to the first step, for `sluice plan` and for embedding a trainer.
 class Run {
  public:
@@ -49,7 +53,6 @@ class Run {
   struct State;
   PlanRequest plan_request() const;
   void load_data();
-  void make_layout();
   void find_lengths();
   void plan_memory();
   void start();

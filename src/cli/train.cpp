@@ -1,0 +1,41 @@
+// sluice train: a run from its YAML file and flags.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "cli/command.h"
+#include "train/trainer.h"
+
+namespace sluice {
+
+namespace {
+
+std::string settings_help() {
+  std::string text = "Settings, in the YAML file or as --name value (flags win); docs/settings.md has them with other tools' names:\n";
+  for (const Setting& s : train_settings()) {
+    text += fmt::format("  --{:<26} {}{}\n", s.name, s.help, s.choices.empty() ? "" : fmt::format(" ({})", fmt::join(s.choices, ", ")));
+  }
+  return text;
+}
+
+}  // namespace
+
+TrainConfig config_from_command(const std::string& yaml, const std::vector<std::string>& rest) {
+  std::vector<std::string> notes;
+  TrainConfig config = read_config(yaml, as_settings(rest), &notes);
+  for (const std::string& note : notes) fmt::print("note: {}\n", note);
+  return config;
+}
+
+void add_train(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("train", "Fine-tune an adapter: sluice train -c config.yaml [--name value …]");
+  auto yaml = std::make_shared<std::string>();
+  command->add_option("-c,--config", *yaml, "YAML file of settings");
+  command->allow_extras();
+  command->footer(settings_help());
+  command->callback([command, yaml] {
+    ConsoleProgress progress;
+    train(config_from_command(*yaml, command->remaining()), progress);
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,18 @@
+// A plan without a run: from settings and data, or from a model's shapes and a length alone.
+#pragma once
+
+#include "train/config.h"
+#include "train/plan.h"
+
+namespace sluice {
+
+struct PlannedRun {
+  Plan plan;
+  std::vector<Plan> candidates;
+};
+
+// tokens > 0: one sequence of that length with `targets` supervised tokens (0: all but the first); the model may be headers only and no data
+// is read. Otherwise the data's batches. Throws as Run does.
+PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets);
+
+}  // namespace sluice

@@ -1,81 +1,99 @@
 #include <algorithm>
-#include <cstring>
 
+#include "core/error.h"
 #include "ops/rows/rows.h"
-
 #include "ops/common/cpu_simd.h"
 
 namespace sluice::SLUICE_CPU {
-
 namespace {
 
-constexpr int64_t elements_per_item = 1 << 15;
+constexpr int64_t elements_per_item = 16384;
 
+// Calls f(begin, end) for blocks of rows of about elements_per_item elements.
+template <class F>
+void for_row_blocks(Context& ctx, int64_t rows, int64_t cols, F f) {
+  const int64_t block = std::max<int64_t>(1, elements_per_item / std::max<int64_t>(1, cols));
+  ctx.pool.parallel_for((rows + block - 1) / block,
+                        [&](int64_t item, int) { f(item * block, std::min(rows, (item + 1) * block)); });
+}
+
+// Calls f(data of x, data of y) with the pointers typed.
+template <class F>
+void typed(const Tensor& x, const Tensor& y, F f) {
+  const bool x16 = x.dtype == DType::bf16, y16 = y.dtype == DType::bf16;
+  if (x16 && y16) f(x.as<bf16>(), y.as<bf16>());
+  else if (x16) f(x.as<bf16>(), y.as<float>());
+  else if (y16) f(x.as<float>(), y.as<bf16>());
+  else f(x.as<float>(), y.as<float>());
+}
+
+// y [C] = sum over m in [begin, end) of weight[m] * x[m], in order
 template <class X, class Y>
-void scale(const X* x, Y* y, int64_t count, float factor, bool add) {
-  int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) store(y + i, add ? load(y + i) + factor * load(x + i) : factor * load(x + i));
-  if (i < count) {
-    const F32 scaled = factor * load_part(x + i, count - i);
-    store_part(y + i, add ? load_part(y + i, count - i) + scaled : scaled, count - i);
+void weighted_sum(int64_t begin, int64_t end, int64_t C, const X* x, const float* weight, Y* y) {
+  for (int64_t c = 0; c < C; c += lanes) {
+    const int64_t count = std::min<int64_t>(lanes, C - c);
+    F32 sum = {};
+    for (int64_t m = begin; m < end; ++m) {
+      const X* p = x + m * C + c;
+      sum += weight[m] * (count == lanes ? load(p) : load_part(p, count));
+    }
+    if (count == lanes) store(y + c, sum);
+    else store_part(y + c, sum, count);
   }
 }
 
-template <class Body>
-void by_dtypes(DType x, DType y, Body body) {
-  const auto with = [&](auto* from) {
-    if (y == DType::bf16) body(from, static_cast<bf16*>(nullptr));
-    else body(from, static_cast<float*>(nullptr));
-  };
-  if (x == DType::bf16) with(static_cast<const bf16*>(nullptr));
-  else with(static_cast<const float*>(nullptr));
+template <bool add, class X, class Y>
+void scale_block(int64_t begin, int64_t end, const X* x, float scale, Y* y) {
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    const F32 v = scale * load(x + i);
+    store(y + i, add ? v + load(y + i) : v);
+  }
+  if (i == end) return;
+  const F32 v = scale * load_part(x + i, end - i);
+  store_part(y + i, add ? v + load_part(y + i, end - i) : v, end - i);
 }
 
 }  // namespace
 
 void gather_rows(Context& ctx, const GatherRows& args) {
-  if (ctx.counting() || args.y.numel() == 0) return;
-  const int64_t M = args.y.shape[0], row_bytes = args.y.shape[1] * size_of(args.y.dtype);
-  const int32_t* index = args.index.as<int32_t>();
-  for (int64_t m = 0; m < M; ++m) {
-    SLUICE_ASSERT(index[m] >= 0 && index[m] < args.x.shape[0]);
-    std::memcpy(static_cast<std::byte*>(args.y.data) + m * row_bytes, static_cast<const std::byte*>(args.x.data) + index[m] * row_bytes,
-                static_cast<size_t>(row_bytes));
-  }
-}
-
-// One output row sums its run of inputs in float32 and is rounded once; runs are next to each other.
-void scatter_rows(Context& ctx, const ScatterRows& args) {
-  const int64_t C = args.y.shape[1];
-  ArenaScope scope(ctx.arena);
-  float* sum = scope.array<float>(C);
   if (ctx.counting()) return;
-  std::memset(args.y.data, 0, static_cast<size_t>(args.y.size_bytes()));
-  const int64_t M = args.x.shape[0];
+  const int64_t row_bytes = args.x.shape[1] * size_of(args.x.dtype);
   const int32_t* index = args.index.as<int32_t>();
-  const float* weight = args.weight.as<float>();
-  by_dtypes(args.x.dtype, args.y.dtype, [&](auto* from, auto* to) {
-    const auto* x = static_cast<decltype(from)>(args.x.data);
-    auto* y = static_cast<decltype(to)>(args.y.data);
-    for (int64_t m = 0; m < M;) {
-      const int64_t row = index[m];
-      SLUICE_ASSERT(row >= 0 && row < args.y.shape[0] && (m == 0 || row > index[m - 1]));
-      std::memset(sum, 0, static_cast<size_t>(C) * sizeof(float));
-      for (; m < M && index[m] == row; ++m) scale(x + m * C, sum, C, weight[m], true);
-      scale(sum, y + row * C, C, 1.0F, false);
+  const auto* x = static_cast<const std::byte*>(args.x.data);
+  auto* y = static_cast<std::byte*>(args.y.data);
+  for_row_blocks(ctx, args.index.shape[0], args.x.shape[1], [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; ++m) {
+      SLUICE_ASSERT(index[m] >= 0 && index[m] < args.x.shape[0]);
+      std::memcpy(y + m * row_bytes, x + index[m] * row_bytes, static_cast<size_t>(row_bytes));
     }
   });
 }
 
+void scatter_rows(Context& ctx, const ScatterRows& args) {
+  if (ctx.counting()) return;
+  const int64_t M = args.x.shape[0], N = args.y.shape[0], C = args.y.shape[1];
+  const int32_t* index = args.index.as<int32_t>();
+  SLUICE_ASSERT(std::is_sorted(index, index + M));
+  SLUICE_ASSERT(M == 0 || (index[0] >= 0 && index[M - 1] < N));
+  typed(args.x, args.y, [&](const auto* x, auto* y) {
+    for_row_blocks(ctx, N, C, [&](int64_t begin, int64_t end) {
+      int64_t m = std::lower_bound(index, index + M, begin) - index;
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t first = m;
+        while (m < M && index[m] == n) ++m;
+        weighted_sum(first, m, C, x, args.weight.as<float>(), y + n * C);
+      }
+    });
+  });
+}
+
 void scale_into(Context& ctx, const ScaleInto& args) {
-  if (ctx.counting() || args.x.numel() == 0) return;
-  const int64_t n = args.x.numel(), items = (n + elements_per_item - 1) / elements_per_item;
-  by_dtypes(args.x.dtype, args.y.dtype, [&](auto* from, auto* to) {
-    const auto* x = static_cast<decltype(from)>(args.x.data);
-    auto* y = static_cast<decltype(to)>(args.y.data);
-    ctx.pool.parallel_for(items, [&](int64_t item, int) {
-      const int64_t begin = item * elements_per_item, count = std::min(elements_per_item, n - begin);
-      scale(x + begin, y + begin, count, args.scale, args.write == Write::add);
+  if (ctx.counting()) return;
+  typed(args.x, args.y, [&](const auto* x, auto* y) {
+    for_row_blocks(ctx, args.x.numel(), 1, [&](int64_t begin, int64_t end) {
+      if (args.write == Write::add) scale_block<true>(begin, end, x, args.scale, y);
+      else scale_block<false>(begin, end, x, args.scale, y);
     });
   });
 }

@@ -1,4 +1,4 @@
-// The reference of moving and scaling rows: plain loops, any scalar type.
+// Moving rows and scaling as plain loops: the specification.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ void scatter_rows(int64_t M, int64_t N, int64_t C, const T* x, const T* weight, 
 }
 
 template <class T>
-void scale_into(int64_t n, T scale, bool add, const T* x, T* y) {
-  for (int64_t i = 0; i < n; ++i) y[i] = scale * x[i] + (add ? y[i] : T(0));
+void scale_into(int64_t count, const T* x, T scale, bool add, T* y) {
+  for (int64_t i = 0; i < count; ++i) y[i] = scale * x[i] + (add ? y[i] : T(0));
 }
 
 }  // namespace sluice::ref

@@ -40,18 +40,14 @@ struct Sample {
 struct OracleModel {
   Oracle oracle;
   std::unique_ptr<Model> model;
+  Json samples;
   LoadedAdapter adapter;
   std::vector<float> grads;
 
-  // Adapters of the quantised copies are those of the folder they were made from.
-  explicit OracleModel(const std::string& name) : oracle(name), model(load_model(oracle.path().string())) {
-    std::filesystem::path folder = oracle.path() / "adapter";
-    for (std::string base = name; !std::filesystem::exists(folder);) {
-      const size_t dash = base.rfind('-');
-      REQUIRE(dash != std::string::npos);
-      base.resize(dash);
-      folder = oracle_dir() / base / "adapter";
-    }
+  // The quantised copies have the samples and the adapter of the folder they were made from.
+  explicit OracleModel(const std::string& name) : oracle(name), model(load_model(oracle.path().string())), samples(oracle.meta()["samples"]) {
+    std::filesystem::path folder = oracle.path() / oracle.meta().value("adapter", "adapter");
+    if (oracle.meta().contains("base_fixture")) samples = Oracle(oracle.meta()["base_fixture"].get<std::string>()).meta()["samples"];
     adapter = load_adapter(folder.string(), model->config);
     grads.assign(adapter.flat.size(), 0.0F);
   }
@@ -61,7 +57,6 @@ struct OracleModel {
 
   Sample sample(const std::string& name) const {
     const auto dash = name.rfind('_');
-    const Json& samples = oracle.meta()["samples"];
     if (name.starts_with("pref")) {
       const Json& pair = samples[name.substr(0, dash)];
       Sample s{.ids = pair["prompt"].get<std::vector<int32_t>>()};

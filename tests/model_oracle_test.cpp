@@ -1,0 +1,200 @@
+// Whole models against the oracle's float64 numbers. Tolerances: tests/oracle/README.md. ORACLE_DIR selects other fixtures.
+#include "support/oracle_model.h"
+
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/rmsnorm/rmsnorm.h"
+
+namespace sluice::test {
+
+namespace {
+
+constexpr double fp32_logp = 3e-4, fp32_loss = 2e-5, fp32_hidden = 2e-5, fp32_grad = 3e-4;
+
+void check_gradients(OracleModel& m, const std::string& objective) {
+  for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
+    for (bool b : {false, true}) {
+      const std::string name = "grad/" + objective + "/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
+      if (!m.oracle.has(name)) continue;
+      CAPTURE(name);
+      CHECK(relative_l2(m.module_grad(e, b), m.oracle.values(name)) < fp32_grad);
+    }
+  }
+}
+
+bool has_gradients(const Oracle& oracle, const std::string& objective) {
+  for (const auto& [name, tensor] : oracle.tensors()) {
+    if (name.starts_with("grad/" + objective + "/")) return true;
+  }
+  return false;
+}
+
+// All gradients of an objective as one vector: relative L2 and cosine.
+std::pair<double, double> whole_gradient_error(const OracleModel& m, const std::string& objective) {
+  std::vector<double> ours, exact;
+  for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
+    for (bool b : {false, true}) {
+      const std::string name = "grad/" + objective + "/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
+      if (!m.oracle.has(name)) continue;
+      const std::vector<double> mine = m.module_grad(e, b), &theirs = m.oracle.values(name);
+      ours.insert(ours.end(), mine.begin(), mine.end());
+      exact.insert(exact.end(), theirs.begin(), theirs.end());
+    }
+  }
+  double dot = 0;
+  for (size_t i = 0; i < ours.size(); ++i) dot += ours[i] * exact[i];
+  return {relative_l2(ours, exact), dot / (l2(ours) * l2(exact))};
+}
+
+std::vector<double> logits_of(Context& ctx, OracleModel& m, const Sample& s, bool lora) {
+  const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
+  const Schedule plan = m.schedule();
+  const auto T = static_cast<int64_t>(s.ids.size());
+  Buffer logits(DType::f32, {T, m.model->config.vocab_size});
+  forward_hidden(ctx, *m.model, lora ? m.weights() : Adapter(), {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}},
+                 {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
+                   if (layer != m.model->config.num_layers) return;
+                   ArenaScope scope(ctx.arena);
+                   Tensor h = scope.like(x);
+                   rmsnorm_forward(ctx, {.x = x, .weight = m.model->final_norm, .y = h, .eps = m.model->config.rms_norm_eps,
+                                         .offset = m.model->config.norm_offset});
+                   head_logits(ctx, {.weight = m.model->head, .h = h, .softcap = m.model->config.final_softcap, .logits = logits});
+                 });
+  return to_double(logits.tensor);
+}
+
+}  // namespace
+
+TEST_CASE("model oracle: logits and log-probabilities agree in fp32, with and without the adapter") {
+  for (const std::string& name : oracle_models()) {
+    CAPTURE(name);
+    OracleModel m(name);
+    for (Isa isa : built_isas()) {
+      TestContext ctx(isa);
+      for (const auto& [tensor, expected] : m.oracle.tensors()) {
+        const bool lora = tensor.starts_with("lora/");
+        CAPTURE(tensor);
+        if (tensor == "base/logits/len5" || tensor == "lora/logits/len5") {
+          CHECK(max_difference(logits_of(ctx, m, m.sample("len5"), lora), expected.values) < fp32_logp);
+        } else if (tensor.starts_with("base/logp/") || tensor.starts_with("lora/logp/")) {
+          CHECK(max_difference(m.logps(ctx, m.sample(tensor.substr(10)), lora, DType::f32), expected.values) < fp32_logp);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("model oracle: hidden states of every layer agree in fp32") {
+  for (const std::string& name : oracle_models()) {
+    CAPTURE(name);
+    OracleModel m(name);
+    TestContext ctx(detect_isa());
+    const Sample s = m.sample("sft0");
+    const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
+    const Schedule plan = m.schedule();
+    forward_hidden(ctx, *m.model, {}, {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}}, {.schedule = plan, .dtype = DType::f32},
+                   [&](int64_t layer, Tensor x) {
+                     const std::string tensor = "base/hidden/sft0/" + std::to_string(layer);
+                     CAPTURE(tensor);
+                     if (m.oracle.has(tensor)) CHECK(relative_l2(to_double(x), m.oracle.values(tensor)) < fp32_hidden);
+                   });
+  }
+}
+
+TEST_CASE("model oracle: SFT losses and every adapter gradient agree in fp32") {
+  for (const std::string& name : oracle_models()) {
+    CAPTURE(name);
+    OracleModel m(name);
+    for (Isa isa : built_isas()) {
+      TestContext ctx(isa);
+      for (const auto& [objective, about] : m.oracle.meta()["objectives"].items()) {
+        if (!objective.starts_with("sft_")) continue;
+        CAPTURE(objective);
+        std::vector<Sample> samples = {m.sample("sft0")};
+        if (objective == "sft_batch2") samples = {m.sample("sft1"), m.sample("sft2")};
+        const double loss = m.sft(ctx, samples, objective == "sft_full", DType::f32, m.schedule());
+        const double exact = about["loss"].get<double>();
+        CHECK(std::abs(loss - exact) < fp32_loss * std::max(1.0, std::abs(exact)));
+        check_gradients(m, objective);
+      }
+    }
+  }
+}
+
+TEST_CASE("model oracle: in bf16 the error is no more than that of the reference implementation in bf16") {
+  for (const std::string& name : oracle_models()) {
+    CAPTURE(name);
+    OracleModel m(name);
+    if (!m.oracle.meta().contains("bf16_vs_truth")) continue;
+    const Json& theirs = m.oracle.meta()["bf16_vs_truth"];
+    TestContext ctx(detect_isa());
+    for (const char* sample : {"len5", "len9", "len24", "len48"}) {
+      const std::string key = "base_logp_" + std::string(sample) + "_mean_abs", tensor = "base/logp/" + std::string(sample);
+      if (!theirs.contains(key) || !m.oracle.has(tensor)) continue;
+      CAPTURE(sample);
+      CHECK(mean_abs_difference(m.logps(ctx, m.sample(sample), false, DType::bf16), m.oracle.values(tensor)) < 0.3);
+    }
+    if (!has_gradients(m.oracle, "sft_response") || !theirs.contains("sft_response")) continue;
+    const double loss = m.sft(ctx, {m.sample("sft0")}, false, DType::bf16, m.schedule());
+    CHECK(std::abs(loss - m.oracle.meta()["objectives"]["sft_response"]["loss"].get<double>()) < 0.05);
+    const auto [error, cosine] = whole_gradient_error(m, "sft_response");
+    MESSAGE(name, ": gradient error in bf16 ", error, ", the reference's ", theirs["sft_response"]["all_grads_rel_l2"].get<double>());
+    CHECK(cosine > 0.97);
+    CHECK(error < 2 * theirs["sft_response"]["all_grads_rel_l2"].get<double>());
+  }
+}
+
+TEST_CASE("gradient: the same bytes for every segment size, level, tile, head chunk and number of threads") {
+  for (const std::string& name : oracle_models()) {
+    CAPTURE(name);
+    OracleModel m(name);
+    const int64_t L = m.model->config.num_layers;
+    // Several tiles: the packed samples repeated to more than three row chunks.
+    std::vector<Sample> samples;
+    for (int repeat = 0; repeat < 9; ++repeat) {
+      for (const char* s : {"sft0", "len48"}) samples.push_back(m.sample(s));
+    }
+    for (Sample& s : samples) s.prompt_len = std::max<int64_t>(s.prompt_len, 5);
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      std::vector<float> first;
+      double first_loss = 0;
+      const auto check_same = [&](const Schedule& plan, int threads) {
+        TestContext ctx(detect_isa(), threads);
+        const double loss = m.sft(ctx, samples, false, dtype, plan, {.p = 0.1F, .seed = 7, .step = 3});
+        if (first.empty()) first = m.grads, first_loss = loss;
+        CHECK(loss == first_loss);
+        for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
+          CAPTURE(module_name(e.layer, e.module));
+          const auto same = [&](int64_t begin, int64_t count) {
+            return std::equal(first.begin() + begin, first.begin() + begin + count, m.grads.begin() + begin);
+          };
+          CHECK(same(e.a_offset, e.rank * e.in));
+          CHECK(same(e.b_offset, e.out * e.rank));
+        }
+      };
+      for (int64_t segment : {int64_t{1}, int64_t{2}, int64_t{5}, L}) {
+        for (Level level : {Level::input, Level::attention, Level::all}) {
+          CAPTURE(segment);
+          CAPTURE(static_cast<int>(level));
+          check_same(m.schedule(segment, level), 2);
+        }
+      }
+      {
+        CAPTURE("one thread");
+        check_same(m.schedule(), 1);
+      }
+      for (int64_t tile : {2 * row_chunk, 8 * row_chunk}) {
+        CAPTURE(tile);
+        Schedule plan = m.schedule(2, Level::attention);
+        plan.tile = tile;
+        check_same(plan, 2);
+      }
+      for (int64_t rows : {1, 7, 64, 1000}) {
+        Schedule plan = m.schedule();
+        plan.head_rows = rows;
+        check_same(plan, 2);
+      }
+    }
+  }
+}
+
+}  // namespace sluice::test

@@ -334,6 +334,8 @@ void check_arguments(const Gemm& g) {
 
 }  // namespace
 
+bool gemm_bf16_native() { return has_brgemm(DType::bf16); }
+
 int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args) {
   check_arguments(args);
   if (args.m == 0 || args.n == 0 || args.k == 0) return 0;

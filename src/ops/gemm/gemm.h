@@ -31,6 +31,9 @@ struct Gemm {
   Write write = Write::set;   // add needs c_dtype f32
 };
 
+// Whether oneDNN multiplies bf16 operands itself on this CPU (else they are widened).
+bool gemm_bf16_native();
+
 // Bytes of scratch that `gemm_on_this_thread` needs for this shape (pointers are not read).
 int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args);
 void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch);

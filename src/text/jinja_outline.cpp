@@ -1,5 +1,6 @@
 #include "text/jinja_outline.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "core/error.h"
@@ -50,8 +51,9 @@ std::vector<std::string> tokens_of(std::string_view expression) {
   return tokens;
 }
 
-// x['y'] -> x.y, and 'a' + 'b' -> 'ab' where nothing binds tighter.
+// x['y'] -> x.y, ~ -> + (what is joined here is text), and 'a' + 'b' -> 'ab' where nothing binds tighter.
 std::vector<std::string> simplify(std::vector<std::string> tokens) {
+  std::replace(tokens.begin(), tokens.end(), std::string("~"), std::string("+"));
   std::vector<std::string> out;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const bool subscript = i + 2 < tokens.size() && tokens[i] == "[" && is_literal(tokens[i + 1]) && tokens[i + 2] == "]" &&
@@ -62,10 +64,10 @@ std::vector<std::string> simplify(std::vector<std::string> tokens) {
       i += 2;
       continue;
     }
-    const bool joins = out.size() >= 2 && is_literal(tokens[i]) && (out.back() == "+" || out.back() == "~") &&
+    const bool joins = out.size() >= 2 && is_literal(tokens[i]) && out.back() == "+" &&
                        is_literal(out[out.size() - 2]) &&
-                       (out.size() == 2 || out[out.size() - 3] == "+" || out[out.size() - 3] == "~") &&
-                       (i + 1 == tokens.size() || tokens[i + 1] == "+" || tokens[i + 1] == "~");
+                       (out.size() == 2 || out[out.size() - 3] == "+") &&
+                       (i + 1 == tokens.size() || tokens[i + 1] == "+");
     if (joins) {
       out.pop_back();
       out.back() = jinja_literal(jinja_unquote(out.back()) + jinja_unquote(tokens[i]));
@@ -76,23 +78,7 @@ std::vector<std::string> simplify(std::vector<std::string> tokens) {
   return out;
 }
 
-std::string canonical(std::string_view expression) {
-  std::string text;
-  for (const std::string& token : simplify(tokens_of(expression))) {
-    if (!text.empty() && (is_name(text.back()) || text.back() == '\'') && (is_name(token[0]) || is_literal(token))) text += ' ';
-    text += token;
-  }
-  return text;
-}
-
-void append_output(std::vector<JinjaNode>& nodes, const std::string& expression) {
-  if (expression.empty() || expression == "''") return;
-  if (nodes.empty() || !nodes.back().is_output) {
-    nodes.push_back({true, expression});
-  } else {
-    nodes.back().text = canonical(nodes.back().text + "+" + expression);
-  }
-}
+std::string canonical(std::string_view expression) { return join_jinja_tokens(jinja_tokens(expression)); }
 
 // The tag that starts at `at`: one past its closing }} or %} or #}.
 size_t tag_end(std::string_view source, size_t at) {
@@ -131,6 +117,28 @@ std::string_view strip_before(std::string_view text, char mark, bool is_block, b
 }
 
 }  // namespace
+
+std::vector<std::string> jinja_tokens(std::string_view expression) { return simplify(tokens_of(expression)); }
+
+std::string join_jinja_tokens(std::span<const std::string> tokens) {
+  const auto is_word = [](const std::string& token) { return is_name(token[0]) || is_literal(token); };
+  const auto is_keyword = [](const std::string& token) {
+    return token == "if" || token == "elif" || token == "and" || token == "or" || token == "not" || token == "in" || token == "else";
+  };
+  std::string text;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool space = i > 0 && (is_word(tokens[i]) ? is_word(tokens[i - 1]) || (is_keyword(tokens[i]) && tokens[i - 1] == ")")
+                                                    : is_keyword(tokens[i - 1]) && tokens[i] == "(");
+    text += (space ? " " : "") + tokens[i];
+  }
+  return text;
+}
+
+void append_output(std::vector<JinjaNode>& nodes, const std::string& expression) {
+  if (expression.empty() || expression == "''") return;
+  if (nodes.empty() || !nodes.back().is_output) nodes.push_back({true, expression});
+  else nodes.back().text = canonical(nodes.back().text + "+" + expression);
+}
 
 std::string jinja_literal(std::string_view text) {
   std::string literal = "'";

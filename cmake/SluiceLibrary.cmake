@@ -82,6 +82,8 @@ function(sluice_tests)
   if(end_to_end)
     sluice_test_program(end_to_end_test ${end_to_end})
     target_link_libraries(end_to_end_test PRIVATE sluice_cli)
+    target_compile_definitions(end_to_end_test PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
+    add_dependencies(end_to_end_test sluice)
   endif()
 endfunction()
 

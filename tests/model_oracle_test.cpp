@@ -45,7 +45,7 @@ std::pair<double, double> whole_gradient_error(const OracleModel& m, const std::
   return {relative_l2(ours, exact), dot / (l2(ours) * l2(exact))};
 }
 
-std::vector<double> logits_of(Context& ctx, OracleModel& m, const Sample& s, bool lora) {
+std::vector<double> logits_of(Context& ctx, OracleModel& m, const OracleSample& s, bool lora) {
   const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
   const Schedule plan = m.schedule();
   const auto T = static_cast<int64_t>(s.ids.size());
@@ -88,7 +88,7 @@ TEST_CASE("model oracle: hidden states of every layer agree in fp32") {
     CAPTURE(name);
     OracleModel m(name);
     TestContext ctx(detect_isa());
-    const Sample s = m.sample("sft0");
+    const OracleSample s = m.sample("sft0");
     const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
     const Schedule plan = m.schedule();
     forward_hidden(ctx, *m.model, {}, {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}}, {.schedule = plan, .dtype = DType::f32},
@@ -109,7 +109,7 @@ TEST_CASE("model oracle: SFT losses and every adapter gradient agree in fp32") {
       for (const auto& [objective, about] : m.oracle.meta()["objectives"].items()) {
         if (!objective.starts_with("sft_")) continue;
         CAPTURE(objective);
-        std::vector<Sample> samples = {m.sample("sft0")};
+        std::vector<OracleSample> samples = {m.sample("sft0")};
         if (objective == "sft_batch2") samples = {m.sample("sft1"), m.sample("sft2")};
         const double loss = m.sft(ctx, samples, objective == "sft_full", DType::f32, m.schedule());
         const double exact = about["loss"].get<double>();
@@ -149,11 +149,11 @@ TEST_CASE("gradient: the same bytes for every segment size, level, tile, head ch
     OracleModel m(name);
     const int64_t L = m.model->config.num_layers;
     // Several tiles: the packed samples repeated to more than three row chunks.
-    std::vector<Sample> samples;
+    std::vector<OracleSample> samples;
     for (int repeat = 0; repeat < 9; ++repeat) {
       for (const char* s : {"sft0", "len48"}) samples.push_back(m.sample(s));
     }
-    for (Sample& s : samples) s.prompt_len = std::max<int64_t>(s.prompt_len, 5);
+    for (OracleSample& s : samples) s.prompt_len = std::max<int64_t>(s.prompt_len, 5);
     for (DType dtype : {DType::f32, DType::bf16}) {
       std::vector<float> first;
       double first_loss = 0;

@@ -32,7 +32,7 @@ inline std::vector<std::string> oracle_models() {
   return names;
 }
 
-struct Sample {
+struct OracleSample {
   std::vector<int32_t> ids;
   int64_t prompt_len = 0;
 };
@@ -55,11 +55,11 @@ struct OracleModel {
   Adapter weights() { return {adapter.layout, {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}}; }
   Adapter gradient() { return {adapter.layout, {.data = grads.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}}; }
 
-  Sample sample(const std::string& name) const {
+  OracleSample sample(const std::string& name) const {
     const auto dash = name.rfind('_');
     if (name.starts_with("pref")) {
       const Json& pair = samples[name.substr(0, dash)];
-      Sample s{.ids = pair["prompt"].get<std::vector<int32_t>>()};
+      OracleSample s{.ids = pair["prompt"].get<std::vector<int32_t>>()};
       s.prompt_len = static_cast<int64_t>(s.ids.size());
       for (const Json& id : pair[name.substr(dash + 1)]) s.ids.push_back(id.get<int32_t>());
       return s;
@@ -74,7 +74,7 @@ struct OracleModel {
   }
 
   // log p(ids[t] | ids[0..t-1]), t = 1 …
-  std::vector<double> logps(Context& ctx, const Sample& s, bool lora, DType dtype) {
+  std::vector<double> logps(Context& ctx, const OracleSample& s, bool lora, DType dtype) {
     const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
     std::vector<int32_t> rows(s.ids.size() - 1), targets(s.ids.begin() + 1, s.ids.end());
     std::iota(rows.begin(), rows.end(), 0);
@@ -84,10 +84,10 @@ struct OracleModel {
   }
 
   // Mean over the targets of all samples of -log p: the responses', or every token's. Fills grads. Samples are packed as roots.
-  double sft(Context& ctx, const std::vector<Sample>& samples, bool full, DType dtype, const Schedule& plan, DropoutKey dropout = {}) {
+  double sft(Context& ctx, const std::vector<OracleSample>& samples, bool full, DType dtype, const Schedule& plan, DropoutKey dropout = {}) {
     std::vector<Spans::Piece> pieces;
     std::vector<int32_t> ids, rows, targets;
-    for (const Sample& s : samples) {
+    for (const OracleSample& s : samples) {
       const auto begin = static_cast<int32_t>(ids.size());
       pieces.push_back({-1, static_cast<int64_t>(s.ids.size())});
       for (size_t t = full ? 1 : static_cast<size_t>(s.prompt_len); t < s.ids.size(); ++t) {

@@ -1,0 +1,153 @@
+// Adapters on disk: what is written loads again to the same bits, what does not fit is refused with every reason.
+#include "model/adapter_file.h"
+
+#include "io/safetensors.h"
+#include "support/oracle_model.h"
+#include "support/tiny_run.h"
+
+namespace sluice::test {
+
+namespace {
+
+// The oracle's adapter with names or shapes changed on the way.
+template <class Change>
+void copy_changed(const fs::path& from, const fs::path& to, Change change) {
+  fs::create_directories(to);
+  fs::copy_file(from / "adapter_config.json", to / "adapter_config.json");
+  const SafetensorsFile file((from / "adapter_model.safetensors").string());
+  std::vector<TensorToWrite> tensors;
+  for (const StoredTensor& t : file.tensors()) tensors.push_back({t.name, t.dtype, t.shape, t.data});
+  change(tensors);
+  write_safetensors((to / "adapter_model.safetensors").string(), tensors);
+}
+
+std::string refusal(const fs::path& folder, const ModelConfig& config) {
+  try {
+    load_adapter(folder.string(), config);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("FieldC8_strict: a renamed, a missing and an added tensor are all listed and nothing is loaded") {
+  OracleModel m("llama-gqa");
+  TemporaryFolder folder;
+  copy_changed(m.oracle.path() / "adapter", folder / "a", [](std::vector<TensorToWrite>& tensors) {
+    tensors[0].name += "x";
+    TensorToWrite extra = tensors[3];
+    tensors.erase(tensors.begin() + 5);
+    extra.name = "base_model.model.model.layers.99.self_attn.q_proj.lora_A.weight";
+    tensors.push_back(extra);
+  });
+  const std::string message = refusal(folder / "a", m.model->config);
+  CAPTURE(message);
+  CHECK(message.find("weightx") != std::string::npos);
+  CHECK(message.find("layers.99") != std::string::npos);
+  CHECK(message.find("has no lora_") != std::string::npos);
+}
+
+TEST_CASE("adapter: what Sluice cannot represent is refused by name") {
+  OracleModel m("llama-gqa");
+  TemporaryFolder folder;
+  const std::pair<const char*, Json> cases[] = {{"use_dora", true}, {"modules_to_save", Json{"lm_head"}}, {"bias", "all"}, {"peft_type", "LOHA"}};
+  for (const auto& [key, value] : cases) {
+    CAPTURE(key);
+    fs::remove_all(folder / "a");
+    fs::copy(m.oracle.path() / "adapter", folder / "a");
+    Json config = Json::parse(read_whole_file(folder / "a/adapter_config.json"));
+    config[key] = value;
+    write_text(folder / "a/adapter_config.json", config.dump());
+    CHECK(refusal(folder / "a", m.model->config).find(key) != std::string::npos);
+  }
+}
+
+TEST_CASE("FieldC11_transpose: a square adapter survives PEFT, mlx-lm and PEFT again to the bit, and so do its numbers") {
+  // rank = in = 64 for the attention's projections: a transposed half would fit and be wrong.
+  OracleModel m("llama-gqa");
+  const AdapterLayout layout(m.model->config, {.rank = 64, .alpha = 32, .targets = {"q_proj", "o_proj"}});
+  std::vector<float> flat(static_cast<size_t>(layout.size()), 0.0F);
+  for (const AdapterLayout::Entry& e : layout.entries()) {
+    const std::vector<float> a = random_values(static_cast<size_t>(e.rank * e.in), 3, 0.1F), b = random_values(static_cast<size_t>(e.out * e.rank), 4, 0.1F);
+    std::copy(a.begin(), a.end(), flat.begin() + e.a_offset);
+    std::copy(b.begin(), b.end(), flat.begin() + e.b_offset);
+  }
+  TemporaryFolder folder;
+  save_peft_adapter((folder / "peft").string(), layout, flat.data(), "base");
+  const LoadedAdapter first = load_adapter((folder / "peft").string(), m.model->config);
+  save_mlx_adapter((folder / "mlx").string(), first.layout, first.flat.data(), m.model->config.num_layers);
+  const LoadedAdapter second = load_adapter((folder / "mlx").string(), m.model->config);
+  save_peft_adapter((folder / "again").string(), second.layout, second.flat.data(), "base");
+  const LoadedAdapter third = load_adapter((folder / "again").string(), m.model->config);
+  CHECK(first.flat == flat);
+  CHECK(second.format == AdapterFormat::mlx);
+  CHECK(second.flat == flat);
+  CHECK(third.flat == flat);
+  CHECK(read_whole_file(folder / "peft/adapter_model.safetensors") == read_whole_file(folder / "again/adapter_model.safetensors"));
+  const SafetensorsFile mlx((folder / "mlx/adapters.safetensors").string());
+  const StoredTensor* a = mlx.find("model.layers.0.self_attn.q_proj.lora_a");
+  REQUIRE(a != nullptr);
+  float corner = 0;
+  std::memcpy(&corner, a->data.data() + 4, 4);  // [in, r]: row 0, column 1 is A[1][0]
+  CHECK(corner == flat[static_cast<size_t>(layout.entries()[0].a_offset + 64)]);
+}
+
+TEST_CASE("adapter: differing ranks and scales are padded and folded for mlx-lm, and give the same product") {
+  OracleModel m("llama-gqa");
+  AdapterSpec spec{.rank = 4, .alpha = 8, .targets = {"q_proj", "down_proj"}};
+  spec.rank_pattern = {{"down_proj", 2}};
+  spec.alpha_pattern = {{"down_proj", 6}};
+  const AdapterLayout layout(m.model->config, spec);
+  std::vector<float> flat = random_values(static_cast<size_t>(layout.size()), 8);
+  TemporaryFolder folder;
+  save_mlx_adapter((folder / "mlx").string(), layout, flat.data(), m.model->config.num_layers);
+  const LoadedAdapter loaded = load_adapter((folder / "mlx").string(), m.model->config);
+  for (size_t i = 0; i < layout.entries().size(); ++i) {
+    const AdapterLayout::Entry &e = layout.entries()[i], &l = loaded.layout.entries()[i];
+    CHECK(l.rank == 4);
+    double worst = 0;
+    for (int64_t o = 0; o < e.out; ++o) {
+      for (int64_t c = 0; c < e.in; ++c) {
+        double ours = 0, theirs = 0;
+        for (int64_t r = 0; r < e.rank; ++r) {
+          ours += static_cast<double>(e.scale) * static_cast<double>(flat[static_cast<size_t>(e.b_offset + o * e.rank + r)]) * static_cast<double>(flat[static_cast<size_t>(e.a_offset + r * e.in + c)]);
+        }
+        for (int64_t r = 0; r < l.rank; ++r) {
+          theirs += static_cast<double>(l.scale) * static_cast<double>(loaded.flat[static_cast<size_t>(l.b_offset + o * l.rank + r)]) *
+                    static_cast<double>(loaded.flat[static_cast<size_t>(l.a_offset + r * l.in + c)]);
+        }
+        worst = std::max(worst, std::abs(ours - theirs));
+      }
+    }
+    CHECK(worst < 1e-5);
+  }
+}
+
+TEST_CASE("adapter: the oracle's variants with rank and alpha patterns and rank-stabilised scale give its log-probabilities") {
+  OracleModel m("llama-gqa");
+  const Oracle variants("lora_variants");
+  for (const char* variant : {"rslora", "patterns"}) {
+    CAPTURE(variant);
+    if (!fs::exists(variants.path() / variant)) continue;
+    m.adapter = load_adapter((variants.path() / variant).string(), m.model->config);
+    m.grads.assign(m.adapter.flat.size(), 0.0F);
+    TestContext ctx(detect_isa());
+    for (const char* sample : {"len5", "len24", "len48", "sft0"}) {
+      const std::string key = std::string(variant) + "/logp/" + sample;
+      CAPTURE(key);
+      if (variants.has(key)) CHECK(max_difference(m.logps(ctx, m.sample(sample), true, DType::f32), variants.values(key)) < 3e-4);
+    }
+    m.sft(ctx, {m.sample("sft0")}, false, DType::f32, m.schedule());
+    for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
+      for (bool b : {false, true}) {
+        const std::string key = std::string(variant) + "/grad/sft_response/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
+        CAPTURE(key);
+        if (variants.has(key)) CHECK(relative_l2(m.module_grad(e, b), variants.values(key)) < 3e-4);
+      }
+    }
+  }
+}
+
+}  // namespace sluice::test

@@ -42,14 +42,56 @@ void convert(int64_t count, const float* from, T* to) {
   if (i < count) store_part(to + i, load_part(from + i, count - i), count - i);
 }
 
+// 64-bit products of the even 32-bit elements.
+SLUICE_INLINE U32 multiply_even(U32 a, uint32_t b) {
+#if defined(SLUICE_ISA_AVX512)
+  return (U32)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi32(static_cast<int>(b)));
+#else
+  return (U32)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi32(static_cast<int>(b)));
+#endif
+}
+
+// The upper and the lower halves of a * b, element by element.
+SLUICE_INLINE void multiply_wide(U32 a, uint32_t b, U32& high, U32& low) {
+  using U64 = uint64_t __attribute__((vector_size(SLUICE_SIMD_BYTES)));
+  const U64 even = (U64)multiply_even(a, b), odd = (U64)multiply_even((U32)((U64)a >> 32), b);
+  high = (U32)((even >> 32) | (odd & 0xffffffff00000000ULL));
+  low = (U32)((even & 0xffffffffULL) | (odd << 32));
+}
+
+// core/rng.h's philox for `lanes` consecutive blocks: 4 * lanes numbers as bytes, 1 where (number >> 8) >= threshold.
+SLUICE_INLINE void draw_blocks(const Dropout& d, uint64_t block, uint32_t threshold, uint8_t* keep) {
+  alignas(SLUICE_SIMD_BYTES) uint32_t low[lanes], high[lanes];
+  for (int i = 0; i < lanes; ++i) {
+    low[i] = static_cast<uint32_t>(block + static_cast<uint64_t>(i));
+    high[i] = static_cast<uint32_t>((block + static_cast<uint64_t>(i)) >> 32);
+  }
+  U32 c0 = load_raw<U32>(low), c1 = load_raw<U32>(high);
+  U32 c2 = U32{} + static_cast<uint32_t>(d.stream), c3 = U32{} + static_cast<uint32_t>(d.stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(d.seed), k1 = static_cast<uint32_t>(d.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    U32 high0, low0, high1, low1;
+    multiply_wide(c0, 0xD2511F53U, high0, low0);
+    multiply_wide(c2, 0xCD9E8D57U, high1, low1);
+    c0 = high1 ^ c1 ^ k0, c1 = low1, c2 = high0 ^ c3 ^ k1, c3 = low0;
+    k0 += 0x9E3779B9U, k1 += 0xBB67AE85U;
+  }
+  const auto kept = [&](U32 words) { return (U32)((words >> 8) >= threshold) & 1U; };
+  const U32 bytes = kept(c0) | kept(c1) << 8 | kept(c2) << 16 | kept(c3) << 24;
+  std::memcpy(keep, &bytes, sizeof bytes);
+}
+
 void draw_row(const Dropout& d, int64_t in, int64_t row, uint8_t* keep) {
   const auto threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(d.p) * 0x1p24));
   const uint64_t begin = static_cast<uint64_t>(d.row_begin + row) * static_cast<uint64_t>(in);
-  for (uint64_t i = 0; i < static_cast<uint64_t>(in);) {
-    const uint64_t block = (begin + i) / 4;
-    const auto words = philox(d.seed, {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
-                                       static_cast<uint32_t>(d.stream), static_cast<uint32_t>(d.stream >> 32)});
-    for (uint64_t w = (begin + i) % 4; w < 4 && i < static_cast<uint64_t>(in); ++w, ++i) keep[i] = (words[w] >> 8) >= threshold;
+  for (int64_t i = 0; i < in;) {
+    const uint64_t index = begin + static_cast<uint64_t>(i);
+    if (index % 4 == 0 && i + 4 * lanes <= in) {
+      draw_blocks(d, index / 4, threshold, keep + i);
+      i += 4 * lanes;
+    } else {
+      keep[i++] = (random_bits(d.seed, d.stream, index) >> 8) >= threshold;
+    }
   }
 }
 

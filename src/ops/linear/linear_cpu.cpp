@@ -1,4 +1,7 @@
+#include <immintrin.h>
+
 #include <cmath>
+#include <cstring>
 
 #include "core/rng.h"
 #include "ops/gemm/gemm.h"

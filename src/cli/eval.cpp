@@ -13,6 +13,7 @@
 #include "infer/adapter_set.h"
 #include "infer/generate.h"
 #include "io/atomic_file.h"
+#include "io/json_file.h"
 #include "train/plan.h"
 #include "train/streamed_step.h"
 
@@ -122,6 +123,19 @@ void eval_loss(const Options& o) {
   }
 }
 
+// Two results of the same task side by side.
+void compare(const std::string& before_path, const std::string& after_path) {
+  const Json before = read_json_file(before_path), after = read_json_file(after_path);
+  check(before.is_object() && after.is_object() && before.value("task", "") == after.value("task", "?"), ErrorCode::bad_config,
+        fmt::format("{} and {} are not results of one task; make both with `sluice eval … --out`", before_path, after_path));
+  fmt::print("{:<14} {:>10} {:>10} {:>10}\n", "", "before", "after", "change");
+  for (const auto& [name, value] : before.items()) {
+    if (!value.is_number() || !after.contains(name) || !after[name].is_number() || name == "seconds") continue;
+    const double b = value.get<double>(), a = after[name].get<double>();
+    fmt::print("{:<14} {:>10.2f} {:>10.2f} {:>+10.2f}\n", name, b, a, a - b);
+  }
+}
+
 void add_common(CLI::App& command, Options& o) {
   command.add_option("-m,--model", o.model, "base model: a folder (Hugging Face or MLX) or a .gguf file")->required();
   command.add_option("--adapter,--adapter-path", o.adapter, "folder of a PEFT or mlx-lm adapter");
@@ -148,6 +162,11 @@ void add_eval(CLI::App& app) {
   loss->add_option("--max-seq-length", o->max_seq_length, "longer rows are dropped and counted")->check(CLI::Range(2, 1 << 24))->capture_default_str();
   loss->add_flag("--full", o->full, "every token, not only the assistant's");
   loss->callback([o] { eval_loss(*o); });
+  CLI::App* both = command->add_subcommand("compare", "Two results written with --out, side by side");
+  auto paths = std::make_shared<std::pair<std::string, std::string>>();
+  both->add_option("before", paths->first, "result before")->required();
+  both->add_option("after", paths->second, "result after")->required();
+  both->callback([paths] { compare(paths->first, paths->second); });
 }
 
 }  // namespace sluice

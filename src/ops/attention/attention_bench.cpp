@@ -92,6 +92,29 @@ void attention_backward_rate(benchmark::State& state) {
   count(state, 10 * s.pairs());
 }
 
+// One token each for B sequences of so many cached rows; bytes of cache read per second.
+void attention_decode_rate(benchmark::State& state) {
+  const int64_t num_heads = state.range(0), num_kv_heads = state.range(1), D = state.range(2), rows = state.range(3),
+                B = state.range(4);
+  Arena arena = Arena::allocate(Device::cpu(), int64_t{512} << 20);
+  ThreadPool pool(static_cast<int>(state.range(5)));
+  Context ctx{.arena = arena, .pool = pool};
+  std::vector<AttentionDecode::Sequence> sequences;
+  for (int64_t b = 0; b < B; ++b) {
+    const Tensor k = arena.tensor(DType::bf16, {rows, num_kv_heads * D}),
+                 v = arena.tensor(DType::bf16, {rows, num_kv_heads * D});
+    fill_random(k, 1), fill_random(v, 2);
+    sequences.push_back({.k = k, .v = v, .begin = 0, .end = rows});
+  }
+  const Tensor q = arena.tensor(DType::bf16, {B, num_heads * D}), o = arena.tensor(DType::bf16, {B, num_heads * D});
+  fill_random(q, 3);
+  const AttentionShape shape{.num_heads = num_heads, .num_kv_heads = num_kv_heads, .head_dim = D, .scale = 0.125F};
+  for (auto _ : state) attention_decode(ctx, {.shape = shape, .sequences = sequences, .q = q, .o = o});
+  const double bytes = static_cast<double>(B * 2 * sequences[0].k.size_bytes());
+  state.counters["GB/s"] =
+      benchmark::Counter(bytes * static_cast<double>(state.iterations()) / 1e9, benchmark::Counter::kIsRate);
+}
+
 // Each thread multiplies 1024 x 1024 matrices.
 void large_gemm(benchmark::State& state) {
   constexpr int64_t n = 1024;
@@ -135,6 +158,15 @@ void rows(benchmark::internal::Benchmark* bench) {
 BENCHMARK(large_gemm)->ArgName("threads")->Arg(1)->Arg(2)->Unit(benchmark::kMillisecond)->UseRealTime();
 BENCHMARK(attention_forward_rate)->Apply(rows);
 BENCHMARK(attention_backward_rate)->Apply(rows);
+BENCHMARK(attention_decode_rate)
+    ->ArgNames({"heads", "kv", "D", "rows", "B", "threads"})
+    ->Args({9, 3, 64, 1024, 1, 1})
+    ->Args({9, 3, 64, 8192, 1, 1})
+    ->Args({9, 3, 64, 8192, 8, 2})
+    ->Args({32, 8, 128, 4096, 1, 1})
+    ->Args({8, 2, 256, 4096, 1, 1})
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace sluice

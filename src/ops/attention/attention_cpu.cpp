@@ -79,11 +79,15 @@ SLUICE_INLINE void store_rounded(bf16* p, F32 v) {
 }
 SLUICE_INLINE void store_rounded(float* p, F32 v) { store(p, v); }
 
+// Copies a row and asks for what will be read next, `ahead` elements further.
 template <class T>
-SLUICE_INLINE void copy_row(T* to, const T* from, int64_t n) {
-  constexpr int64_t step = SLUICE_SIMD_BYTES / sizeof(T);
+SLUICE_INLINE void copy_row(T* to, const T* from, int64_t n, int64_t ahead) {
+  constexpr int64_t step = 64 / sizeof(T);  // a cache line
   int64_t i = 0;
-  for (; i + step <= n; i += step) std::memcpy(to + i, from + i, SLUICE_SIMD_BYTES);
+  for (; i + step <= n; i += step) {
+    __builtin_prefetch(from + ahead + i);
+    std::memcpy(to + i, from + i, 64);
+  }
   if (i < n) std::memcpy(to + i, from + i, static_cast<size_t>(n - i) * sizeof(T));
 }
 
@@ -95,7 +99,7 @@ void gather(const Tensor& x, int64_t first_head, int64_t heads, int64_t head_dim
   if (depth != head_dim) std::memset(to, 0, static_cast<size_t>(heads * rows_each * depth) * sizeof(T));
   for (int64_t h = 0; h < heads; ++h, to += rows_each * depth) {
     const T* from = x.as<T>() + begin * ld + (first_head + h) * head_dim;
-    for (int64_t r = 0; r < rows; ++r) copy_row(to + r * depth, from + r * ld, head_dim);
+    for (int64_t r = 0; r < rows; ++r) copy_row(to + r * depth, from + r * ld, head_dim, rows_each * ld);
     if (rows < rows_each)
       std::memset(to + rows * depth, 0, static_cast<size_t>((rows_each - rows) * depth) * sizeof(T));
   }
@@ -127,25 +131,35 @@ void zero_padding(const Tile& tile, int64_t n, T* p) {
   }
 }
 
-// One row of scores against its running maximum and sum (of exp of score times `scale`): p = exp(scale (s - max)). Returns the
-// factor that what was summed before must take.
+constexpr int rows_at_once = 4;  // so that the reductions of several rows overlap; divides `grain`
+
+// Some rows of scores against their running maxima and sums (of exp of score times `scale`): p = exp(scale (s - max)). `factors` are
+// what was summed before must take.
 template <class T>
-SLUICE_INLINE float softmax_row(const float* s, int64_t n, float scale, float& row_max, float& row_sum, T* p) {
-  F32 top = load(s);
-  for (int64_t j = lanes; j < n; j += lanes) top = max(top, load(s + j));
-  const float before = row_max, now = std::max(before, reduce(top, Max{}));
-  const float base = now == minus_infinity ? 0.0F : now;  // nothing seen yet: all exponentials are 0
+SLUICE_INLINE void softmax_rows(const float* s, int64_t n, float scale, float* row_max, float* row_sum, float* factors,
+                                T* p) {
   const float c = scale * log2_e, lowest = -127.0F / c;
-  F32 sum{};
-  for (int64_t j = 0; j < n; j += lanes) {
-    const F32 e = exp2_scaled(load(s + j) - base, c, lowest);
-    sum += e;
-    store_rounded(p + j, e);
+  float base[rows_at_once];
+  for (int r = 0; r < rows_at_once; ++r) {
+    F32 top = load(s + r * n);
+    for (int64_t j = lanes; j < n; j += lanes) top = max(top, load(s + r * n + j));
+    base[r] = std::max(row_max[r], reduce(top, Max{}));
   }
-  const float factor = before == now ? 1.0F : exp2_scaled(splat(before - base), c, lowest)[0];
-  row_max = now;
-  row_sum = row_sum * factor + reduce(sum, Add{});
-  return factor;
+  for (int r = 0; r < rows_at_once; ++r) {
+    const float before = row_max[r], now = base[r];
+    row_max[r] = now;
+    if (now == minus_infinity) base[r] = 0.0F;  // nothing seen yet: all exponentials are 0
+    factors[r] = before == now ? 1.0F : exp2_scaled(splat(before - base[r]), c, lowest)[0];
+  }
+  for (int r = 0; r < rows_at_once; ++r) {
+    F32 sum{};
+    for (int64_t j = 0; j < n; j += lanes) {
+      const F32 e = exp2_scaled(load(s + r * n + j) - base[r], c, lowest);
+      sum += e;
+      store_rounded(p + r * n + j, e);
+    }
+    row_sum[r] = row_sum[r] * factors[r] + reduce(sum, Add{});
+  }
 }
 
 template <class T>
@@ -186,15 +200,15 @@ int64_t forward_gemm_bytes(const Context& ctx, const Schedule& schedule, const G
 template <class T>
 void softmax_tile(const Tile& tile, const Visit& visit, float scale, const ForwardScratch<T>& t) {
   const int64_t n = visit.size();
-  for (int64_t h = 0; h < tile.heads; ++h) {
-    for (int64_t r = h * tile.rows_each; r < h * tile.rows_each + tile.rows; ++r) {
-      const float factor = softmax_row(t.s + r * n, n, scale, t.row_max[r], t.row_sum[r], t.p + r * n);
-      if (visit.index == 0 || factor == 1.0F) continue;
-      float* const o = t.o + r * tile.depth;
-      for (int64_t d = 0; d < tile.depth; d += lanes) store(o + d, load(o + d) * factor);
+  for (int64_t first = 0; first < tile.m(); first += rows_at_once) {
+    float factors[rows_at_once];
+    softmax_rows(t.s + first * n, n, scale, t.row_max + first, t.row_sum + first, factors, t.p + first * n);
+    for (int r = 0; r < rows_at_once; ++r) {
+      if (visit.index == 0 || factors[r] == 1.0F) continue;
+      float* const o = t.o + (first + r) * tile.depth;
+      for (int64_t d = 0; d < tile.depth; d += lanes) store(o + d, load(o + d) * factors[r]);
     }
   }
-  zero_padding(tile, n, t.p);
 }
 
 template <class T>
@@ -414,11 +428,11 @@ void backward_block(const BackwardPass& pass, int64_t kb, int64_t kv_head, const
 // delta[i,h] = sum_d do[i,h,d] o[i,h,d]
 template <class T>
 void fill_delta(Context& ctx, const AttentionBackward& args, float* delta) {
-  constexpr int64_t rows_at_once = 128;
+  constexpr int64_t rows_per_item = 128;
   const int64_t H = args.shape.num_heads, D = args.shape.head_dim, N = args.q.shape[0];
-  ctx.pool.parallel_for((N + rows_at_once - 1) / rows_at_once, [&](int64_t part, int) {
-    const int64_t end = std::min(N, (part + 1) * rows_at_once) * H;
-    for (int64_t i = part * rows_at_once * H; i < end; ++i) {
+  ctx.pool.parallel_for((N + rows_per_item - 1) / rows_per_item, [&](int64_t part, int) {
+    const int64_t end = std::min(N, (part + 1) * rows_per_item) * H;
+    for (int64_t i = part * rows_per_item * H; i < end; ++i) {
       const T *o = args.o.as<T>() + i * D, *d_o = args.do_.as<T>() + i * D;
       F32 sum{};
       int64_t d = 0;

@@ -1,5 +1,8 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "ops/attention/attention.h"
 #include "ops/common/cpu_simd.h"
@@ -9,83 +12,145 @@ namespace {
 
 using Sequence = AttentionDecode::Sequence;
 
-constexpr int64_t split_rows = 256;  // of the cache; the parts of a sequence are combined in order
-constexpr int64_t heads_at_once = 4, vectors_at_once = 4;
+// The cache is read front to back, once: an item is `split_rows` rows of one sequence with all their heads, a vector's worth of
+// rows at a time. The splits of a sequence are combined in order.
+constexpr int64_t split_rows = 128;
+constexpr int rows_at_once = 4;
+#if defined(SLUICE_ISA_AVX512)
+constexpr int most_heads = 4;  // whose sums fit the registers
+#else
+constexpr int most_heads = 2;
+#endif
+// Elements of a row that are widened together. A bf16 chunk becomes its even elements and its odd ones, a shift and a mask away; q
+// and what is summed lie in the same order (place_of).
+constexpr int64_t chunk = 2 * lanes;
 
 int64_t splits_of(const Sequence& s) { return (s.end - s.begin + split_rows - 1) / split_rows; }
-
-// What one split of one sequence gives for one head: the largest score, the sum of exponentials, and sum_j exp(S_j - max) v_j.
-struct Parts {
-  float *top, *sum, *acc;  // [parts], [parts], [parts, D]
-};
-
-// Rows [begin, begin + count) of one kv head of a cache.
-template <class T>
-struct CacheRows {
-  const T* data;  // of row 0
-  int64_t ld, begin, ring;
-  const T* row(int64_t r) const { return data + (ring > 0 ? (begin + r) % ring : begin + r) * ld; }
-};
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <class T>
-CacheRows<T> rows_of(const Sequence& s, const Tensor& x, int64_t kv_head, int64_t D, int64_t begin) {
-  return {x.as<T>() + kv_head * D, x.shape[1], begin, s.ring};
+int64_t place_of(int64_t d) {
+  if (std::is_same_v<T, float>) return d;
+  return d / chunk * chunk + d % 2 * lanes + d % chunk / 2;
 }
 
-// s[g, r] = q[g] . k[r], the rows of s split_rows apart.
+struct Pair {
+  F32 v[2];
+};
+SLUICE_INLINE Pair load_chunk(const float* p) { return {load(p), load(p + lanes)}; }
+SLUICE_INLINE Pair load_chunk(const bf16* p) {
+  const U32 u = load_raw<U32>(p);
+  return {(F32)(u << 16), (F32)(u & 0xffff0000U)};
+}
 template <class T>
-void dot_rows(const float* q, int64_t G, int64_t D, const CacheRows<T>& k, int64_t rows, float* s) {
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* row = k.row(r);
-    for (int64_t g = 0; g < G; ++g) {
-      F32 sum{};
-      int64_t d = 0;
-      for (; d + lanes <= D; d += lanes) sum += load(q + g * D + d) * load(row + d);
-      if (d < D) sum += load_part(q + g * D + d, D - d) * load_part(row + d, D - d);
-      s[g * split_rows + r] = reduce_add(sum);
+SLUICE_INLINE Pair load_chunk(const T* p, int64_t count) {
+  if (count >= chunk) return load_chunk(p);
+  T part[chunk] = {};
+  std::memcpy(part, p, static_cast<size_t>(count) * sizeof(T));
+  return load_chunk(part);
+}
+
+// f(std::integral_constant<int, n>) for n in 1 … most; more count as most.
+template <int most, class F>
+SLUICE_INLINE void with_constant(int64_t n, F f) {
+  if constexpr (most > 1) {
+    if (n < most) return with_constant<most - 1>(n, f);
+  }
+  f(std::integral_constant<int, most>{});
+}
+
+// Where `lanes` rows of a cache lie; past the last one it is repeated.
+template <class T>
+struct RowBlock {
+  const T* rows[lanes];
+  RowBlock(const Sequence& s, const Tensor& x, int64_t first) {
+    for (int64_t r = 0; r < lanes; ++r) {
+      const int64_t row = std::min(first + r, s.end - 1);
+      rows[r] = x.as<T>() + (s.ring > 0 ? row % s.ring : row) * x.shape[1];
     }
   }
+};
+
+// The lanes' sums of `lanes` vectors, as one vector in their order: each step folds the groups of two vectors to half their width.
+template <int width, int... l>
+SLUICE_INLINE F32 fold(F32 a, F32 b, std::integer_sequence<int, l...>) {
+  // Lane l of the result belongs to group l / width: the even ones come from a, the odd ones from b.
+  const F32 low = __builtin_shufflevector(a, b, (l / width % 2 * lanes + l / width / 2 * 2 * width + l % width)...);
+  const F32 high =
+      __builtin_shufflevector(a, b, (l / width % 2 * lanes + l / width / 2 * 2 * width + l % width + width)...);
+  return low + high;
+}
+template <int width>
+SLUICE_INLINE void fold_all(F32* v) {
+  for (int i = 0; i < width; ++i) v[i] = fold<width>(v[i], v[i + width], std::make_integer_sequence<int, lanes>{});
+  if constexpr (width > 1) fold_all<width / 2>(v);
 }
 
-// acc[g, d] = sum_r p[g, r] v[r, d] for `heads` heads and `vectors` vectors of d, the last of them with `tail` elements.
-template <int heads, int vectors, class T>
-void sum_rows(const float* p, int64_t D, const CacheRows<T>& v, int64_t rows, int64_t d, int64_t tail, float* acc) {
-  F32 sums[heads][vectors] = {};
-  for (int64_t r = 0; r < rows; ++r) {
-    const T* row = v.row(r) + d;
-    for (int x = 0; x < vectors; ++x) {
-      const F32 value = x == vectors - 1 && tail < lanes ? load_part(row + x * lanes, tail) : load(row + x * lanes);
-      for (int g = 0; g < heads; ++g) sums[g][x] += p[g * split_rows + r] * value;
+// s[g, 0 … lanes) = q[g] . rows, the heads of s split_rows apart; the kv head lies at `offset` of each row.
+template <int heads, class T>
+void dot_rows(const float* q, int64_t depth, const RowBlock<T>& k, int64_t offset, int64_t D, float* s) {
+  F32 sums[heads][lanes];
+  for (int first = 0; first < lanes; first += rows_at_once) {
+    F32 part[heads][rows_at_once] = {};
+    for (int64_t d = 0; d < D; d += chunk) {
+      Pair x[rows_at_once];
+      for (int r = 0; r < rows_at_once; ++r) x[r] = load_chunk(k.rows[first + r] + offset + d, D - d);
+      for (int g = 0; g < heads; ++g) {
+        for (int half = 0; half < 2; ++half) {
+          const F32 y = load(q + g * depth + d + half * lanes);
+          for (int r = 0; r < rows_at_once; ++r) part[g][r] += y * x[r].v[half];
+        }
+      }
+    }
+    for (int g = 0; g < heads; ++g) {
+      for (int r = 0; r < rows_at_once; ++r) sums[g][first + r] = part[g][r];
     }
   }
   for (int g = 0; g < heads; ++g) {
-    for (int x = 0; x < vectors; ++x) {
-      if (x == vectors - 1 && tail < lanes) store_part(acc + g * D + d + x * lanes, sums[g][x], tail);
-      else store(acc + g * D + d + x * lanes, sums[g][x]);
+    fold_all<lanes / 2>(sums[g]);
+    store(s + g * split_rows, sums[g][0]);
+  }
+}
+
+// acc[g, d …] += sum_r p[g, r] rows[r, d …] for `chunks` chunks, of which the last may have fewer elements.
+template <int heads, int chunks, class T>
+SLUICE_INLINE void add_chunks(const float* p, const RowBlock<T>& v, int64_t offset, int64_t depth, int64_t d, int64_t D,
+                              float* acc) {
+  F32 sums[heads][2 * chunks];
+  for (int g = 0; g < heads; ++g) {
+    for (int x = 0; x < 2 * chunks; ++x) sums[g][x] = load(acc + g * depth + d + x * lanes);
+  }
+  for (int r = 0; r < lanes; ++r) {
+    for (int c = 0; c < chunks; ++c) {
+      const Pair value = load_chunk(v.rows[r] + offset + d + c * chunk, D - d - c * chunk);
+      for (int g = 0; g < heads; ++g) {
+        for (int half = 0; half < 2; ++half) sums[g][2 * c + half] += p[g * split_rows + r] * value.v[half];
+      }
     }
+  }
+  for (int g = 0; g < heads; ++g) {
+    for (int x = 0; x < 2 * chunks; ++x) store(acc + g * depth + d + x * lanes, sums[g][x]);
   }
 }
 
 template <int heads, class T>
-void sum_heads(const float* p, int64_t D, const CacheRows<T>& v, int64_t rows, float* acc) {
+void add_rows(const float* p, const RowBlock<T>& v, int64_t offset, int64_t depth, int64_t D, float* acc) {
   int64_t d = 0;
-  for (; d + vectors_at_once * lanes <= D; d += vectors_at_once * lanes) {
-    sum_rows<heads, vectors_at_once>(p, D, v, rows, d, lanes, acc);
-  }
-  for (; d < D; d += lanes) sum_rows<heads, 1>(p, D, v, rows, d, std::min<int64_t>(lanes, D - d), acc);
+  for (; d + 2 * chunk <= D; d += 2 * chunk) add_chunks<heads, 2>(p, v, offset, depth, d, D, acc);
+  for (; d < D; d += chunk) add_chunks<heads, 1>(p, v, offset, depth, d, D, acc);
 }
 
-// Scores of one head become exp(S - max); hidden and missing rows do not occur here.
+// The scores of one head become exp(S - max), those past `rows` 0.
 void softmax(float* s, int64_t rows, const AttentionShape& shape, float& top, float& sum) {
-  top = -INFINITY;
-  for (int64_t r = 0; r < rows; ++r) {
-    s[r] *= shape.scale;
-    if (shape.softcap > 0) s[r] = shape.softcap * std::tanh(s[r] / shape.softcap);
-    top = s[r] > top ? s[r] : top;
+  const int64_t padded = round_up(rows, lanes);
+  for (int64_t r = 0; r < padded; r += lanes) {
+    const F32 x = load(s + r) * shape.scale;
+    store(s + r, shape.softcap > 0 ? shape.softcap * tanh(x / shape.softcap) : x);
   }
-  const int64_t padded = (rows + lanes - 1) / lanes * lanes;
   for (int64_t r = rows; r < padded; ++r) s[r] = -INFINITY;
-  F32 sums{};
+  F32 tops = load(s), sums{};
+  for (int64_t r = lanes; r < padded; r += lanes) tops = max(tops, load(s + r));
+  top = reduce_max(tops);
   for (int64_t r = 0; r < padded; r += lanes) {
     const F32 e = exp(load(s + r) - top);
     store(s + r, e);
@@ -94,76 +159,118 @@ void softmax(float* s, int64_t rows, const AttentionShape& shape, float& top, fl
   sum = reduce_add(sums);
 }
 
+// What one split gives for each head: the largest score, the sum of exponentials, and sum_j exp(S_j - max) v_j.
+struct Parts {
+  float *top, *sum, *acc;  // [parts, H], [parts, H], [parts, H, depth]
+};
+
+// q: [H, depth] with zeros past D; s: [H, split_rows] scratch.
 template <class T>
-void decode_split(const AttentionDecode& args, const Sequence& sequence, const float* q, int64_t kv_head, int64_t split,
-                  float* s, const Parts& parts, int64_t part) {
-  const int64_t D = args.shape.head_dim, G = args.shape.num_heads / args.shape.num_kv_heads;
+void decode_split(const AttentionShape& shape, const Sequence& sequence, const float* q, int64_t split, float* s,
+                  const Parts& parts, int64_t part) {
+  const int64_t H = shape.num_heads, K = shape.num_kv_heads, D = shape.head_dim, group = H / K,
+                depth = round_up(D, chunk);
   const int64_t begin = sequence.begin + split * split_rows, rows = std::min(split_rows, sequence.end - begin);
-  dot_rows(q, G, D, rows_of<T>(sequence, sequence.k, kv_head, D, begin), rows, s);
-  for (int64_t g = 0; g < G; ++g)
-    softmax(s + g * split_rows, rows, args.shape, parts.top[part + g], parts.sum[part + g]);
-  const auto v = rows_of<T>(sequence, sequence.v, kv_head, D, begin);
-  int64_t g = 0;
-  for (; g + heads_at_once <= G; g += heads_at_once) {
-    sum_heads<heads_at_once>(s + g * split_rows, D, v, rows, parts.acc + (part + g) * D);
+  const auto for_each_heads = [&](auto f) {  // f(how many, the first, where their kv head lies in a row)
+    for (int64_t kv_head = 0; kv_head < K; ++kv_head) {
+      for (int64_t head = kv_head * group, end = head + group; head < end; head += most_heads) {
+        with_constant<most_heads>(end - head, [&](auto heads) { f(heads, head, kv_head * D); });
+      }
+    }
+  };
+  for (int64_t r = 0; r < rows; r += lanes) {
+    const RowBlock<T> k(sequence, sequence.k, begin + r);
+    for_each_heads([&](auto heads, int64_t head, int64_t offset) {
+      dot_rows<heads>(q + head * depth, depth, k, offset, D, s + head * split_rows + r);
+    });
   }
-  for (; g < G; ++g) sum_heads<1>(s + g * split_rows, D, v, rows, parts.acc + (part + g) * D);
+  float* const acc = parts.acc + part * H * depth;
+  for (int64_t h = 0; h < H; ++h)
+    softmax(s + h * split_rows, rows, shape, parts.top[part * H + h], parts.sum[part * H + h]);
+  for (int64_t i = 0; i < H * depth; i += lanes) store(acc + i, F32{});
+  for (int64_t r = 0; r < rows; r += lanes) {
+    const RowBlock<T> v(sequence, sequence.v, begin + r);
+    for_each_heads([&](auto heads, int64_t head, int64_t offset) {
+      add_rows<heads>(s + head * split_rows + r, v, offset, depth, D, acc + head * depth);
+    });
+  }
 }
 
-// o = sum over splits of exp(top - max) acc, over the same of the sums. Parts of one head lie `stride` apart.
-template <class T>
-void combine(const Parts& parts, int64_t part, int64_t stride, int64_t splits, int64_t D, float* total, T* o) {
+float element(const Tensor& x, int64_t i) {
+  return x.dtype == DType::bf16 ? static_cast<float>(x.as<bf16>()[i]) : x.as<float>()[i];
+}
+
+// o = sum over splits of exp(top - max) acc, over the same of the sums; `part` is the first split's. C: the caches' element.
+template <class C>
+void combine(const AttentionDecode& args, const Parts& parts, int64_t part, int64_t splits, int64_t b, int64_t head,
+             float* total) {
+  const int64_t H = args.shape.num_heads, D = args.shape.head_dim, depth = round_up(D, chunk), row = (b * H + head) * D;
   float top = -INFINITY, sum = 0;
-  for (int64_t i = 0; i < splits; ++i) top = std::max(top, parts.top[part + i * stride]);
-  for (int64_t d = 0; d < D; ++d) total[d] = 0;
+  for (int64_t i = 0; i < splits; ++i) top = std::max(top, parts.top[(part + i) * H + head]);
+  for (int64_t d = 0; d < depth; d += lanes) store(total + d, F32{});
   for (int64_t i = 0; i < splits; ++i) {
-    const int64_t at = part + i * stride;
+    const int64_t at = (part + i) * H + head;
     const float factor = std::exp(parts.top[at] - top);
     sum += factor * parts.sum[at];
-    for (int64_t d = 0; d < D; ++d) total[d] += factor * parts.acc[at * D + d];
+    for (int64_t d = 0; d < depth; d += lanes)
+      store(total + d, load(total + d) + factor * load(parts.acc + at * depth + d));
   }
-  for (int64_t d = 0; d < D; ++d) o[d] = T(total[d] / sum);
+  for (int64_t d = 0; d < D; ++d) {
+    const float value = total[place_of<C>(d)] / sum;
+    if (args.o.dtype == DType::bf16) args.o.as<bf16>()[row + d] = bf16(value);
+    else args.o.as<float>()[row + d] = value;
+  }
+}
+
+// A query as floats in the order of the chunks, zeros past head_dim.
+template <class C>
+void place_query(const AttentionDecode& args, int64_t b, float* q) {
+  const int64_t H = args.shape.num_heads, D = args.shape.head_dim, depth = round_up(D, chunk);
+  for (int64_t i = 0; i < H * depth; i += lanes) store(q + i, F32{});
+  for (int64_t h = 0; h < H; ++h) {
+    for (int64_t d = 0; d < D; ++d) q[h * depth + place_of<C>(d)] = element(args.q, (b * H + h) * D + d);
+  }
 }
 
 }  // namespace
 
 void attention_decode(Context& ctx, const AttentionDecode& args) {
-  const int64_t H = args.shape.num_heads, K = args.shape.num_kv_heads, D = args.shape.head_dim, G = H / K;
+  const AttentionShape& shape = args.shape;
+  const int64_t H = shape.num_heads, depth = round_up(shape.head_dim, chunk);
   const auto B = static_cast<int64_t>(args.sequences.size());
   ArenaScope scope(ctx.arena);
-  int64_t num_parts = 0;  // of all kv heads: G heads each
-  for (const Sequence& s : args.sequences) num_parts += splits_of(s) * K;
-  const Parts parts{scope.array<float>(num_parts * G), scope.array<float>(num_parts * G),
-                    scope.array<float>(num_parts * G * D)};
+  int64_t num_parts = 0;
+  for (const Sequence& s : args.sequences) num_parts += splits_of(s);
+  const Parts parts{scope.array<float>(num_parts * H), scope.array<float>(num_parts * H),
+                    scope.array<float>(num_parts * H * depth)};
   auto* const first_part = scope.array<int64_t>(B + 1);
-  float* const q = scope.array<float>(B * H * D);
-  const int64_t per_worker = G * split_rows + D;
+  float* const q = scope.array<float>(B * H * depth);
+  const int64_t per_worker = H * split_rows + depth;
   float* const scratch = scope.array<float>(ctx.pool.num_threads() * per_worker);
   if (ctx.counting()) return;
 
+  const auto sequence = [&](int64_t b) -> const Sequence& { return args.sequences[static_cast<size_t>(b)]; };
+  const auto by_element = [&](int64_t b, auto f) {
+    return sequence(b).k.dtype == DType::bf16 ? f(bf16{}) : f(float{});
+  };
   first_part[0] = 0;
-  for (int64_t b = 0; b < B; ++b)
-    first_part[b + 1] = first_part[b] + splits_of(args.sequences[static_cast<size_t>(b)]) * K;
-  for (int64_t i = 0; i < B * H * D; ++i) {
-    q[i] = args.q.dtype == DType::bf16 ? static_cast<float>(args.q.as<bf16>()[i]) : args.q.as<float>()[i];
+  for (int64_t b = 0; b < B; ++b) {
+    first_part[b + 1] = first_part[b] + splits_of(sequence(b));
+    by_element(b, [&](auto element) { place_query<decltype(element)>(args, b, q + b * H * depth); });
   }
-  ctx.pool.parallel_for(num_parts, [&](int64_t item, int worker) {
-    const int64_t b = std::upper_bound(first_part, first_part + B + 1, item) - first_part - 1,
-                  at = item - first_part[b];
-    const Sequence& sequence = args.sequences[static_cast<size_t>(b)];
-    const auto run = [&](auto element) {
-      decode_split<decltype(element)>(args, sequence, q + (b * H + at % K * G) * D, at % K, at / K,
-                                      scratch + worker * per_worker, parts, item * G);
-    };
-    if (sequence.k.dtype == DType::bf16) run(bf16{});
-    else run(float{});
+  ctx.pool.parallel_for(num_parts, [&](int64_t part, int worker) {
+    const int64_t b = std::upper_bound(first_part, first_part + B + 1, part) - first_part - 1;
+    by_element(b, [&](auto element) {
+      decode_split<decltype(element)>(shape, sequence(b), q + b * H * depth, part - first_part[b],
+                                      scratch + worker * per_worker, parts, part);
+    });
   });
   ctx.pool.parallel_for(B * H, [&](int64_t item, int worker) {
-    const int64_t b = item / H, h = item % H;
-    const int64_t part = first_part[b] * G + h, splits = splits_of(args.sequences[static_cast<size_t>(b)]);
-    float* const total = scratch + worker * per_worker + G * split_rows;
-    if (args.o.dtype == DType::bf16) combine(parts, part, K * G, splits, D, total, args.o.as<bf16>() + item * D);
-    else combine(parts, part, K * G, splits, D, total, args.o.as<float>() + item * D);
+    const int64_t b = item / H, splits = first_part[b + 1] - first_part[b];
+    by_element(b, [&](auto element) {
+      combine<decltype(element)>(args, parts, first_part[b], splits, b, item % H,
+                                 scratch + worker * per_worker + H * split_rows);
+    });
   });
 }
 

@@ -55,15 +55,26 @@ struct Tile {
   int64_t row, count, cols, row_bytes;
 };
 
+// y [N, out] of the batch, f32 or bf16.
+struct Output {
+  void* data;
+  DType dtype;
+  int64_t stride;
+};
+
 template <class T>
-SLUICE_INLINE void write_sums(const F32 (&sum)[row_tile], const Tile& tile, T* y) {
-  float total[row_tile];
-  reduce_four(sum[0], sum[1], sum[2], sum[3], total);
+SLUICE_INLINE void write_as(const float* total, const Tile& tile, T* y) {
   for (int64_t r = 0; r < tile.count; ++r) y[tile.row + r] = T(total[r]);
 }
+SLUICE_INLINE void write_sums(const F32 (&sum)[row_tile], const Tile& tile, const Output& y, int64_t n) {
+  float total[row_tile];
+  reduce_four(sum[0], sum[1], sum[2], sum[3], total);
+  if (y.dtype == DType::bf16) write_as(total, tile, static_cast<bf16*>(y.data) + n * y.stride);
+  else write_as(total, tile, static_cast<float*>(y.data) + n * y.stride);
+}
 
-// Tiles lie one after another in the file, so while unit u of this one is read, the u-th part of the next is fetched: the rows are too short
-// for the hardware to see four streams coming. A next tile too large for the first-level cache waits in the second.
+// Tiles lie one after another in the file, so while unit u of this one is read, the u-th part of the next is fetched: the rows are
+// too short for the hardware to see four streams coming. A next tile too large for the first-level cache waits in the second.
 template <int bytes>
 SLUICE_INLINE void prefetch_next_tile(const Tile& tile, int64_t u) {
   const std::byte* p = tile.rows[0].data + row_tile * tile.row_bytes + u * bytes;
@@ -83,8 +94,9 @@ SLUICE_INLINE void add_piece(F32 (&sum)[N], const F32 (&w)[vectors], const float
 }
 
 // N rows of x, N <= batch_tile, all sums in registers.
-template <class D, int N, class T>
-void multiply_fused(const Tile& tile, const float* x, int64_t x_stride, T* y, int64_t y_stride) {
+template <class D, int N>
+void multiply_fused(const Tile& tile, const Batch& batch, const Output& y) {
+  const float* x = batch.x;
   constexpr int64_t unit_cols = D::pieces * piece_cols;
   const int64_t units = tile.cols / unit_cols, rest = tile.cols % unit_cols;
   const Row rows[row_tile] = {tile.rows[0], tile.rows[1], tile.rows[2], tile.rows[3]};
@@ -96,19 +108,19 @@ void multiply_fused(const Tile& tile, const float* x, int64_t x_stride, T* y, in
 #pragma GCC unroll 8
       for (int p = 0; p < D::pieces; ++p) {
         D::decode(unit, p, w);
-        add_piece(sum[r], w, x + p * piece_cols, x_stride);
+        add_piece(sum[r], w, x + p * piece_cols, batch.stride);
       }
     }
   }
   if (D::has_part && rest > 0) {
     for (int r = 0; r < row_tile; ++r) {
       D::decode_part(D::unit(rows[r], units), rest, w);
-      add_piece(sum[r], w, x, x_stride);
+      add_piece(sum[r], w, x, batch.stride);
     }
   }
   for (int n = 0; n < N; ++n) {
     const F32 of_row[row_tile] = {sum[0][n], sum[1][n], sum[2][n], sum[3][n]};
-    write_sums(of_row, tile, y + n * y_stride);
+    write_sums(of_row, tile, y, n);
   }
 }
 
@@ -150,8 +162,8 @@ SLUICE_INLINE void multiply_chunk(const float (&w)[row_tile][chunk_pieces * piec
 }
 
 // Any number of rows up to max_batch.
-template <class D, class T>
-void multiply_chunked(const Tile& tile, const Batch& batch, T* y, int64_t y_stride) {
+template <class D>
+void multiply_chunked(const Tile& tile, const Batch& batch, const Output& y) {
   alignas(64) float w[row_tile][chunk_pieces * piece_cols];
   F32 sum[max_batch][row_tile];
   for (int64_t n = 0; n < batch.num_rows; ++n) std::memset(sum[n], 0, sizeof sum[n]);
@@ -166,18 +178,18 @@ void multiply_chunked(const Tile& tile, const Batch& batch, T* y, int64_t y_stri
     }
     for (; n < batch.num_rows; ++n) multiply_chunk<1>(w, count * vectors, x + n * batch.stride, batch.stride, sum + n);
   }
-  for (int64_t n = 0; n < batch.num_rows; ++n) write_sums(sum[n], tile, y + n * y_stride);
+  for (int64_t n = 0; n < batch.num_rows; ++n) write_sums(sum[n], tile, y, n);
 }
 
-template <class D, class T>
-void multiply_rows(const Rows& weight, int64_t row_begin, int64_t row_end, const Batch& batch, T* y, int64_t y_stride) {
+template <class D>
+void multiply_rows(const Rows& weight, int64_t row_begin, int64_t row_end, const Batch& batch, const Output& y) {
   for (int64_t row = row_begin; row < row_end; row += row_tile) {
     Tile tile = {{}, row, std::min<int64_t>(row_tile, row_end - row), weight.weight.cols, weight.row_bytes};
     for (int64_t r = 0; r < row_tile; ++r) tile.rows[r] = weight.at(row + std::min(r, tile.count - 1));
-    if (batch.num_rows == 1) multiply_fused<D, 1>(tile, batch.x, batch.stride, y, y_stride);
-    else if (batch.num_rows == 2) multiply_fused<D, 2>(tile, batch.x, batch.stride, y, y_stride);
-    else if (batch.num_rows == batch_tile) multiply_fused<D, batch_tile>(tile, batch.x, batch.stride, y, y_stride);
-    else multiply_chunked<D>(tile, batch, y, y_stride);
+    if (batch.num_rows == 1) multiply_fused<D, 1>(tile, batch, y);
+    else if (batch.num_rows == 2) multiply_fused<D, 2>(tile, batch, y);
+    else if (batch.num_rows == batch_tile) multiply_fused<D, batch_tile>(tile, batch, y);
+    else multiply_chunked<D>(tile, batch, y);
   }
 }
 
@@ -190,8 +202,7 @@ void to_padded_floats(const T* x, int64_t rows, int64_t cols, float* out) {
   }
 }
 
-template <class T>
-void matvec(Context& ctx, const WeightMatvec& args, float* scratch, T* y) {
+void matvec(Context& ctx, const WeightMatvec& args, float* scratch) {
   const Weight& weight = args.weight;
   const Rows rows(weight);
   const int64_t in = weight.cols, out = weight.rows, N = args.x.shape[0];
@@ -202,9 +213,10 @@ void matvec(Context& ctx, const WeightMatvec& args, float* scratch, T* y) {
     if (x.dtype == DType::bf16) to_padded_floats(x.as<bf16>(), batch.num_rows, in, scratch);
     else if (in % piece_cols != 0) to_padded_floats(x.as<float>(), batch.num_rows, in, scratch);
     else batch.x = x.as<float>();
+    const Output y = {args.y.rows(n, batch.num_rows).data, args.y.dtype, out};
     with_decoder(weight, [&]<class D>(D) {
       ctx.pool.parallel_for((out + tile - 1) / tile, [&](int64_t item, int) {
-        multiply_rows<D>(rows, item * tile, std::min(out, (item + 1) * tile), batch, y + n * out, out);
+        multiply_rows<D>(rows, item * tile, std::min(out, (item + 1) * tile), batch, y);
       });
     });
   }
@@ -219,8 +231,7 @@ void weight_matvec(Context& ctx, const WeightMatvec& args) {
   float* scratch = scope.array<float>(as_is ? 0 : std::min(N, max_batch) * padded(in));
   if (ctx.counting() || N == 0) return;
   if (in == 0) return std::memset(args.y.data, 0, static_cast<size_t>(args.y.size_bytes())), void();
-  if (args.y.dtype == DType::bf16) matvec(ctx, args, scratch, args.y.as<bf16>());
-  else matvec(ctx, args, scratch, args.y.as<float>());
+  matvec(ctx, args, scratch);
 }
 
 }  // namespace sluice::SLUICE_CPU

@@ -1,7 +1,6 @@
 # Runs the generator twice: both runs write the same bytes, and heldout.jsonl is the committed file.
 file(REMOVE_RECURSE ${OUT})
 foreach(run a b)
-  file(MAKE_DIRECTORY ${OUT}/${run})
   execute_process(COMMAND ${GENERATE} ${SOURCE}/topics.txt ${OUT}/${run} RESULT_VARIABLE failed)
   execute_process(COMMAND ${GENERATE} ${SOURCE}/topics.txt ${OUT}/${run} long RESULT_VARIABLE failed_long)
   if(failed OR failed_long)

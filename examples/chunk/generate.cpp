@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
@@ -304,10 +305,11 @@ Json make_row(const Set& set, int row, const Stock& stock) {
 }
 
 void write_set(const Set& set, const Stock& stock, const std::string& folder) {
+  std::filesystem::create_directories(folder);
   const std::string path = folder + "/" + set.name + ".jsonl";
   std::ofstream out(path, std::ios::binary);
   for (int row = 0; row < set.rows; ++row) out << make_row(set, row, stock).dump() << '\n';
-  if (!out.flush()) throw Error(ErrorCode::bad_file, path + ": cannot be written; does the folder exist?");
+  if (!out.flush()) throw Error(ErrorCode::bad_file, path + ": cannot be written; is the disk full?");
   std::printf("%s: %d rows\n", path.c_str(), set.rows);
 }
 

@@ -45,7 +45,8 @@ void convert(int64_t count, const float* from, T* to) {
 // 64-bit products of the even 32-bit elements.
 SLUICE_INLINE U32 multiply_even(U32 a, uint32_t b) {
 #if defined(SLUICE_ISA_AVX512)
-  return (U32)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi32(static_cast<int>(b)));
+  // The unmasked form reads an undefined vector in GCC 12's header, which -Wmaybe-uninitialized reports.
+  return (U32)_mm512_maskz_mul_epu32(0xff, (__m512i)a, _mm512_set1_epi32(static_cast<int>(b)));
 #else
   return (U32)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi32(static_cast<int>(b)));
 #endif

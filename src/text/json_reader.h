@@ -69,6 +69,17 @@ class JsonNode {
     return node ? node->boolean() : fallback;
   }
 
+  // Runs `action` and adds where this value is to the message of an Error that does not say so.
+  template <class Action>
+  auto locate(const Action& action) const {
+    try {
+      return action();
+    } catch (Error& error) {
+      if (!std::string_view(error.what()).starts_with("tokenizer")) error.while_doing(path_);
+      throw;
+    }
+  }
+
   [[noreturn]] void fail(const std::string& found, const std::string& needed) const {
     throw Error(ErrorCode::bad_file, path_ + ": found " + found + ", needed " + needed);
   }

@@ -164,7 +164,8 @@ Tokenizer Tokenizer::from_tokenizer_json(std::string_view json, const TokenizerC
   parts->normalizer = read_normalizer(root.find("normalizer"));
   JsonPreTokenizer pre = read_pre_tokenizer(root.find("pre_tokenizer"));
   parts->pre_tokenizer = std::move(pre.steps);
-  parts->model = read_model(root.at("model"), pre.byte_level);
+  const JsonNode model = root.at("model");
+  parts->model = model.locate([&] { return read_model(model, pre.byte_level); });
   const AddedLists added = read_added_tokens(root, *parts);
   decode_all(read_decoder(root.find("decoder")), *parts);
   JsonPostProcessor post = read_post_processor(root.find("post_processor"));

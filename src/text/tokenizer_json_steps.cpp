@@ -23,8 +23,10 @@ void for_each_step(const std::optional<JsonNode>& node, std::string_view list, c
 
 Regex read_pattern(const JsonNode& node) {
   const JsonNode pattern = node.at("pattern");
-  if (const auto text = pattern.find("String")) return Regex::literal(text->string());
-  return Regex(pattern.at("Regex").string());
+  return pattern.locate([&] {
+    const auto text = pattern.find("String");
+    return text ? Regex::literal(text->string()) : Regex(pattern.at("Regex").string());
+  });
 }
 
 SplitBehavior read_behavior(const JsonNode& node) {

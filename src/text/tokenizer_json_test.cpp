@@ -1,0 +1,188 @@
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/json.h"
+#include "support/tokenizer_golden.h"
+#include "text/regex.h"
+#include "text/tokenizer.h"
+
+namespace sluice::test {
+namespace {
+
+// A byte-level tokenizer of the golden data, with changes.
+Json base_json() {
+  static const Json json = Json::parse(read_text(golden_tokenizer_folder() + "llama3.tokenizer.json"));
+  return json;
+}
+
+std::string refusal(const Json& json, ErrorCode code = ErrorCode::bad_file) {
+  try {
+    Tokenizer::from_tokenizer_json(json.dump());
+  } catch (const Error& error) {
+    CHECK(error.code() == code);
+    return error.what();
+  }
+  return "loaded";
+}
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+TEST_CASE("from_tokenizer_json: what is not implemented is refused by its name") {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"normalizer": {"type": "Lowercase"}})", "the normalizer Lowercase"},
+      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Precompiled"}]}})", "the normalizer Precompiled"},
+      {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})", "the pre-tokenizer BertPreTokenizer"},
+      {R"({"pre_tokenizer": {"type": "UnicodeScripts"}})", "the pre-tokenizer UnicodeScripts"},
+      {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})", "Digits after ByteLevel"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a&&b]"}, "behavior": "Isolated"}})", "&&"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Sideways"}})", "the behavior Sideways"},
+      {R"({"decoder": {"type": "WordPiece"}})", "the decoder WordPiece"},
+      {R"({"decoder": null})", "no decoder"},
+      {R"({"post_processor": {"type": "RobertaProcessing"}})", "the post-processor RobertaProcessing"},
+      {R"({"model": {"type": "Unigram", "vocab": []}})", "the model Unigram"},
+      {R"({"model": {"type": "WordPiece", "vocab": {}}})", "the model WordPiece"},
+      {R"({"model": {"type": "BPE", "end_of_word_suffix": "</w>", "vocab": {"a": 0}, "merges": []}})", "end_of_word_suffix"},
+      {R"({"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}})", "dropout"},
+  };
+  for (const auto& [patch, name] : cases) {
+    CAPTURE(patch);
+    Json json = base_json();
+    const Json changes = Json::parse(patch);
+    for (const auto& [key, value] : changes.items()) json[key] = value;
+    const std::string message = refusal(json);
+    CHECK_MESSAGE(contains(message, name), message);
+    CHECK_MESSAGE(contains(message, "tokenizer.json"), message);
+  }
+}
+
+TEST_CASE("from_tokenizer_json: a damaged file gives one line that says where") {
+  const auto patched = [](const char* pointer, const Json& value) {
+    Json json = base_json();
+    json[Json::json_pointer(pointer)] = value;
+    return refusal(json);
+  };
+  CHECK(contains(patched("/model/vocab", Json::parse(R"({"a": 0, "b": 0})")), "both have id 0"));
+  CHECK(contains(patched("/model/vocab", Json::parse(R"({"a": -1})")), "id -1"));
+  CHECK(contains(patched("/model/vocab", Json::parse(R"({"a": 99999999999})")), "needed 0 to"));
+  CHECK(contains(patched("/model/vocab", Json::parse(R"({"a": "x"})")), "whole number"));
+  CHECK(contains(patched("/model/merges/0", "a b c"), "two tokens"));
+  CHECK(contains(patched("/model/merges/0", Json::parse(R"(["a"])")), "not a pair"));
+  CHECK(contains(patched("/model/merges/0", Json::parse(R"(["zzzz", "q"])")), "\"zzzz\""));
+  CHECK(contains(patched("/model/merges", nullptr), "no merges"));
+  CHECK(contains(patched("/added_tokens/0/content", 7), "added_tokens[0].content: found a number, needed a string"));
+  CHECK(contains(patched("/model/unk_token", "nowhere"), "\"nowhere\""));
+  CHECK(contains(patched("/model", nullptr), "no model"));
+  Json fallback = base_json();
+  fallback["pre_tokenizer"] = nullptr;
+  fallback["model"]["byte_fallback"] = true;
+  CHECK(contains(refusal(fallback), "<0x00>"));
+  for (const char* text : {"", "{", "[]", "null", "\xFF\xFE", "{\"model\": \"\xC3\"}"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(Tokenizer::from_tokenizer_json(text), Error);
+  }
+}
+
+TEST_CASE("TokenizerConfig: names the special tokens and overrules the post-processor") {
+  const std::string json = read_text(golden_tokenizer_folder() + "llama2.tokenizer.json");
+  const TokenizerConfig config = TokenizerConfig::from_json(
+      R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null, "unk_token": "<unk>", "add_bos_token": true,
+          "add_eos_token": true, "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})");
+  CHECK(config.chat_template == "d");
+  const Tokenizer both = Tokenizer::from_tokenizer_json(json, config);
+  CHECK(both.bos_id() == both.token_id("<s>"));
+  CHECK(both.eos_id() == both.token_id("</s>"));
+  CHECK(both.pad_id() == std::nullopt);
+  CHECK(both.stop_ids() == std::vector<int32_t>{*both.eos_id()});
+  const std::vector<int32_t> around = both.encode("a", {.add_special = true}).ids;
+  CHECK(around.front() == both.bos_id());
+  CHECK(around.back() == both.eos_id());
+
+  TokenizerConfig without = config;
+  without.add_bos_token = false, without.add_eos_token = std::nullopt, without.stop_ids = {5, 2, 9000};
+  const Tokenizer none = Tokenizer::from_tokenizer_json(json, without);
+  CHECK_FALSE(none.adds_bos());
+  CHECK(none.encode("a", {.add_special = true}).ids == none.encode("a").ids);
+  CHECK(none.stop_ids() == std::vector<int32_t>{2, 5});
+}
+
+TEST_CASE("FieldD1_encode: a rendered template that writes BOS gives exactly one, with or without the post-processor") {
+  const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(base_json().dump(), {.bos_token = "<|begin_of_text|>"});
+  for (const char* text : {"<|begin_of_text|><|start_header_id|>user", "<|start_header_id|>user", "<|begin_of_text|>", "", "x"}) {
+    CAPTURE(text);
+    const std::vector<int32_t> ids = tokenizer.encode(text, {.add_special = true}).ids;
+    CHECK(std::count(ids.begin(), ids.end(), *tokenizer.bos_id()) == 1);
+    CHECK(ids[0] == tokenizer.bos_id());
+  }
+}
+
+// Tokens of `whole` that lie in its first `seam` bytes, and how many straddle it.
+TEST_CASE("FieldD8_encode: one pass over prompt and answer gives offsets that say what belongs to which") {
+  for (const char* name : {"llama3", "smollm", "gemma", "llama2"}) {
+    const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(read_text(golden_tokenizer_folder() + std::string(name) + ".tokenizer.json"));
+    for (const auto& [prompt, answer] : std::vector<std::pair<std::string, std::string>>{
+             {"The answer: ", "yes"}, {"Answer:", " yes"}, {"line\n", "\nmore"}, {"x\xF0\x9F\x91", "\x8D thumb"}, {"👩\u200d", "👧"},
+             {"riv", "er"}, {"12", "34"}, {"a ", "  b"}, {"don", "'t"}, {"e", "\u0301"}}) {
+      CAPTURE(name);
+      CAPTURE(prompt);
+      const std::string whole = prompt + answer;
+      const Encoding once = tokenizer.encode(whole);
+      CHECK(tokenizer.decode(once.ids) == whole);
+      const auto seam = static_cast<int64_t>(prompt.size());
+      size_t before = 0, across = 0, after = 0;
+      int64_t end = 0;
+      for (const ByteRange& range : once.offsets) {
+        CHECK(range.begin <= end);
+        (range.end <= seam ? before : range.begin >= seam ? after : across) += 1;
+        end = range.end;
+      }
+      CHECK(end == static_cast<int64_t>(whole.size()));
+      CHECK(before + across + after == once.ids.size());
+    }
+  }
+  // "riv" + "er": a token across the seam, which two encodings would have cut.
+  const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(base_json().dump());
+  const Encoding once = tokenizer.encode("a river");
+  std::vector<int32_t> apart = tokenizer.encode("a riv").ids;
+  for (int32_t id : tokenizer.encode("er").ids) apart.push_back(id);
+  CHECK(once.ids != apart);
+}
+
+TEST_CASE("Regex: Oniguruma's constructs are read as Oniguruma reads them") {
+  RegexScratch scratch;
+  const auto found = [&](const char* pattern, const std::string& text) -> std::string {
+    const auto match = Regex(pattern).find(text, 0, scratch);
+    return match ? text.substr(static_cast<size_t>(match->begin), static_cast<size_t>(match->size())) : "none";
+  };
+  CHECK(found("\\s+", "a\u00a0\u3000\u0085b") == "\u00a0\u3000\u0085");
+  CHECK(found("\\s", "a\u180eb") == "none");
+  CHECK(found("[^\\s]+", "\u180e x") == "\u180e");
+  CHECK(found("\\w+", "-a\u0301\u203f9\u24b6!") == "a\u0301\u203f9\u24b6");
+  CHECK(found("\\bb", "ab b") == "b");
+  CHECK(found("^b$", "a\nb\nc") == "b");
+  CHECK(found("(?i:'S|'k)", "'\u017f") == "'\u017f");
+  CHECK(found("a{,2}b", "aaab") == "aab");
+  CHECK(found("\\u00e9", "caf\u00e9") == "\u00e9");
+  CHECK(found("[]a]+", "x]a") == "]a");
+  CHECK(found("\\p{^L}+", "ab12") == "12");
+  for (const char* pattern : {"\\h", "[a[b]]", "[\\p{L}&&\\p{Lu}]", "(?m:a)", "(?<n>a)", "a{1,2}+", "\\X", "(", "[a", "a\\", "\\1", "*"}) {
+    CAPTURE(pattern);
+    CHECK_THROWS_AS(Regex{pattern}, Error);
+  }
+}
+
+TEST_CASE("encode: texts that make a pattern backtrack or a word grow come back in time") {
+  const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(base_json().dump());
+  for (const std::string& part : {std::string(" "), std::string("\n"), std::string("a"), std::string("\u0301"), std::string("!"), std::string("\xFF")}) {
+    std::string text;
+    while (text.size() < 300'000) text += part;
+    const Encoding encoding = tokenizer.encode(text);
+    CHECK(tokenizer.decode(encoding.ids) == text);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

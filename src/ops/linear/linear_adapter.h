@@ -126,38 +126,45 @@ struct ThinProduct {
   bool transpose_w;
   float factor;
 
-  Cut rows() const { return {N, std::min(N, thin_rows)}; }
+  int64_t item_rows;
+
+  ThinProduct(const Context& ctx, int64_t N_, int64_t k_, int64_t R_, bool transpose_w_, float factor_)
+      : N(N_), k(k_), R(R_), transpose_w(transpose_w_), factor(factor_),
+        item_rows(std::clamp<int64_t>(round_up(ceil_div(N, ctx.pool.num_threads()), 16), 16, thin_rows)) {}
+
+  Cut rows() const { return {N, item_rows}; }
   Gemm gemm(int64_t m) const {
     return {.m = m, .n = R, .k = k, .dtype = dtype_of<T>::value, .lda = k, .ldb = transpose_w ? k : R, .transpose_b = transpose_w, .ldc = R};
   }
   int64_t scratch(const Context& ctx, bool masked) const {
     int64_t bytes = 0;
     for (int64_t m : rows().sizes()) bytes = scratch_bytes(ctx, bytes, gemm(m));
-    return bytes + round_up(thin_rows * R * 4, 256) + (masked ? round_up(thin_rows * k * size_of(dtype_of<T>::value), 256) : 0);
+    return bytes + c_bytes() + (masked ? masked_bytes() : 0);
   }
-  void run(Context& ctx, const T* x, const uint8_t* keep, const T* w, T* out, const ThreadScratch& scratch) const {
+  void run_item(const Context& ctx, int64_t item, const T* x, const uint8_t* keep, const T* w, T* out, std::byte* at) const {
     const Cut cut = rows();
-    ctx.pool.parallel_for(cut.count(), [&](int64_t item, int worker) {
-      const int64_t first = cut.begin(item), m = cut.size(item);
-      std::byte* at = scratch.of(worker);
-      auto* c = reinterpret_cast<float*>(at);
-      at += round_up(thin_rows * R * 4, 256);
-      Gemm g = gemm(m);
-      g.a = x + first * k;
-      if (keep != nullptr) {
-        select(m * k, x + first * k, keep + first * k, reinterpret_cast<T*>(at));
-        g.a = at;
-        at += round_up(thin_rows * k * size_of(dtype_of<T>::value), 256);
-      }
-      g.b = w;
-      g.c = c;
-      gemm_on_this_thread(ctx, g, at);
-      for (int64_t i = 0; i < m * R; i += lanes) {
-        const int64_t count = std::min<int64_t>(lanes, m * R - i);
-        store_part(out + first * R + i, load_part(c + i, count) * factor, count);
-      }
-    });
+    const int64_t first = cut.begin(item), m = cut.size(item);
+    auto* c = reinterpret_cast<float*>(at);
+    at += c_bytes();
+    Gemm g = gemm(m);
+    g.a = x + first * k;
+    if (keep != nullptr) {
+      select(m * k, x + first * k, keep + first * k, reinterpret_cast<T*>(at));
+      g.a = at;
+      at += masked_bytes();
+    }
+    g.b = w;
+    g.c = c;
+    gemm_on_this_thread(ctx, g, at);
+    for (int64_t i = 0; i < m * R; i += lanes) {
+      const int64_t count = std::min<int64_t>(lanes, m * R - i);
+      store_part(out + first * R + i, load_part(c + i, count) * factor, count);
+    }
   }
+
+ private:
+  int64_t c_bytes() const { return round_up(item_rows * R * 4, 256); }
+  int64_t masked_bytes() const { return round_up(item_rows * k * size_of(dtype_of<T>::value), 256); }
 };
 
 }  // namespace

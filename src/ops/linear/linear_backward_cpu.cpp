@@ -236,13 +236,16 @@ void backward(Context& ctx, const LinearBackward& args) {
   T *xa = scope.array<T>(N * R), *dyb = scope.array<T>(N * R);
   if (R > 0) {
     ArenaScope sums(ctx.arena);
-    const ThinProduct<T> low_x{N, in, R, true, ad.factor}, low_dy{N, out, R, false, ad.factor};
+    const ThinProduct<T> low_x(ctx, N, in, R, true, ad.factor), low_dy(ctx, N, out, R, false, ad.factor);
     const AdapterGradient<T> gradient(ctx, args, ad, N);
     const ThreadScratch scratch(ctx, std::max({low_x.scratch(ctx, ad.keep != nullptr), low_dy.scratch(ctx, false), gradient.scratch(ctx)}));
     if (!ctx.counting()) {
       prepare(ctx, args, N, ad);
-      low_x.run(ctx, args.x.as<T>(), ad.keep, ad.a, xa, scratch);
-      low_dy.run(ctx, args.dy.as<T>(), nullptr, ad.b, dyb, scratch);
+      const int64_t items = low_x.rows().count();
+      ctx.pool.parallel_for(2 * items, [&](int64_t item, int worker) {
+        if (item < items) low_x.run_item(ctx, item, args.x.as<T>(), ad.keep, ad.a, xa, scratch.of(worker));
+        else low_dy.run_item(ctx, item - items, args.dy.as<T>(), nullptr, ad.b, dyb, scratch.of(worker));
+      });
       gradient.run(ctx, xa, dyb, scratch);
     }
   }

@@ -51,7 +51,7 @@ void forward(Context& ctx, const LinearForward& args) {
   ArenaScope scope(ctx.arena);
   const Adapter<T> ad(ctx.arena, args, N);
   const int64_t R = ad.R;
-  const ThinProduct<T> low{N, in, R, true, ad.factor};
+  const ThinProduct<T> low(ctx, N, in, R, true, ad.factor);
   T* xa = scope.array<T>(N * R);
 
   const bool direct = used_directly(w, dtype);
@@ -85,7 +85,9 @@ void forward(Context& ctx, const LinearForward& args) {
 
   if (R > 0) {
     prepare(ctx, args, N, ad);
-    low.run(ctx, args.x.as<T>(), ad.keep, ad.a, xa, scratch);
+    ctx.pool.parallel_for(low.rows().count(), [&](int64_t item, int worker) {
+      low.run_item(ctx, item, args.x.as<T>(), ad.keep, ad.a, xa, scratch.of(worker));
+    });
   }
   for (int64_t p = 0; p < panels.count(); ++p) {
     load_panel(p);

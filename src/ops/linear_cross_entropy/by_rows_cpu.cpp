@@ -1,13 +1,12 @@
 // By rows. A chunk of rows keeps its logits for the whole vocabulary; the gradient follows once lse is known. The backward
 // of a chunk runs in one walk over the panels with the forward of the next, so that a panel is dequantised once for both:
 //
-//   round r:   prepare panel r       dequantise it; logits of the previous chunk -> coefficients, in place
-//              backward panel r - 1  dh += coefficients x panel           (previous chunk)
-//              forward panel r - 2   logits = h x panel^T, in the room that the coefficients left   (next chunk)
+//   round r:   prepare panel r       dequantise it; coefficients of the previous chunk from its logits
+//              backward panel r - 1  dh += coefficients x panel              (previous chunk)
+//              forward panel r - 2   logits = h x panel^T, over the old ones   (next chunk)
 //
 // The parts of a round are independent items for the pool; rounds are separated by its join.
 #include <cmath>
-#include <cstring>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
@@ -18,11 +17,12 @@ namespace sluice::SLUICE_CPU {
 
 namespace {
 
-constexpr int64_t rows_per_tile = 256, rows_per_coefficient_item = 32, rows_per_dequantize_item = 256;
-constexpr int num_buffers = 3;  // a panel lives for three rounds
+constexpr int64_t rows_per_tile = 128, columns_per_tile = 512;  // of logits: a tile stays in one core's cache
+constexpr int64_t rows_per_coefficient_item = 32, rows_per_dequantize_item = 256;
+constexpr int panel_buffers = 3, coefficient_buffers = 2;  // rounds that a panel, and its coefficients, live for
 
 struct Chunk {
-  int64_t begin = 0, rows = 0, padded = 0;  // rows 0: none
+  int64_t begin = 0, rows = 0;  // rows 0: none
 };
 
 template <class T>
@@ -32,29 +32,25 @@ class ByRows {
   void run();
 
  private:
-  static constexpr int64_t per_float = static_cast<int64_t>(sizeof(float) / sizeof(T));
-
   Chunk chunk(int64_t i) const;
   Grid backward_grid(const Chunk& chunk) const;
   Grid forward_grid(const Chunk& chunk, int64_t panel) const;
   Gemm backward_product(int64_t panel, const Tile& tile) const;
-  Gemm forward_product(int64_t panel, const Tile& tile) const;
+  Gemm forward_product(const Chunk& chunk, int64_t panel, const Tile& tile, float* z) const;
   int64_t product_scratch_bytes() const;
-  std::byte* scratch_of(int worker) const { return products_ + worker * product_bytes_; }
 
   void step(const Chunk& previous, const Chunk& next);
   void round(int64_t r, const Chunk& previous, const Chunk& next);
   void dequantize_part(int64_t panel, int64_t item);
   void make_coefficients(const Chunk& chunk, int64_t panel, int64_t row);
+  void backward_tile(int64_t panel, const Tile& tile, int worker);
   void forward_tile(const Chunk& chunk, int64_t panel, const Tile& tile, int worker);
-  void load_h(const Chunk& chunk);
-  void finish_forward(const Chunk& chunk);
-  void finish_backward(const Chunk& chunk);
 
-  float* logits(int64_t panel) const { return logits_ + panel * capacity_ * logits_stride(panels_.width); }
-  int64_t stride(int64_t panel) const { return logits_stride(panels_.columns(panel)); }
+  float* z_of(int worker) const { return reinterpret_cast<float*>(rooms_ + worker * (z_bytes_ + product_bytes_)); }
+  std::byte* products_of(int worker) const { return rooms_ + worker * (z_bytes_ + product_bytes_) + z_bytes_; }
+  T* coefficients(int64_t panel) const { return coefficients_[panel % coefficient_buffers]; }  // [rows, columns(panel)]
   const T* weight_rows(int64_t panel) const {
-    if (!in_place_) return buffers_[panel % num_buffers];
+    if (!in_place_) return panel_[panel % panel_buffers];
     return reinterpret_cast<const T*>(args_.weight.data) + panels_.begin(panel) * panels_.C;
   }
   bool is_panel(int64_t p) const { return p >= 0 && p < panels_.count; }
@@ -62,16 +58,15 @@ class ByRows {
   Context& ctx_;
   const LinearCrossEntropyByRows& args_;
   const Panels panels_;
-  const int64_t rows_, capacity_, unit_stride_;
+  const int64_t rows_, capacity_, stride_;
   const bool in_place_;
-  float* logits_;              // by panel: [capacity, stride(panel)]
-  T* h_;                       // [capacity, C], padded with zeros
-  float* dh_;                  // [capacity, C]
-  float *unit_max_, *unit_sum_;  // [capacity, unit_stride]
-  float* target_logit_;        // [capacity]
-  T* buffers_[num_buffers] = {};
-  int64_t product_bytes_ = 0;
-  std::byte* products_ = nullptr;
+  float* logits_;   // [capacity, stride]; as unit_sum keeps them
+  UnitSums sums_;   // of `capacity` rows
+  float* dh_;       // [capacity, C]
+  T* coefficients_[coefficient_buffers] = {};
+  T* panel_[panel_buffers] = {};
+  int64_t z_bytes_, product_bytes_;
+  std::byte* rooms_;  // each thread's: a tile of logits, and what products need
 };
 
 template <class T>
@@ -80,70 +75,64 @@ ByRows<T>::ByRows(Context& ctx, const LinearCrossEntropyByRows& args)
       args_(args),
       panels_(panels_of(args.weight)),
       rows_(args.h.shape[0]),
-      capacity_(at_most(args.rows_per_chunk, round_up(rows_, row_granule))),
-      unit_stride_(round_up(panels_.units(), 16)),
+      capacity_(at_most(args.rows_per_chunk, rows_)),
+      stride_(round_up(panels_.V, 16)),
       in_place_(usable_in_place(args.weight, args.h.dtype)) {
   Arena& arena = ctx.arena;
-  const int64_t last = panels_.count - 1;
-  logits_ = arena.array<float>(capacity_ * (last * logits_stride(panels_.width) + stride(last)));
-  h_ = arena.array<T>(capacity_ * panels_.C);
+  logits_ = arena.array<float>(capacity_ * stride_);
+  sums_ = make_unit_sums(arena, capacity_, panels_);
   dh_ = arena.array<float>(capacity_ * panels_.C);
-  unit_max_ = arena.array<float>(capacity_ * unit_stride_);
-  unit_sum_ = arena.array<float>(capacity_ * unit_stride_);
-  target_logit_ = arena.array<float>(capacity_);
+  for (int64_t b = 0; b < at_most(coefficient_buffers, panels_.count); ++b) coefficients_[b] = arena.array<T>(capacity_ * panels_.width);
   if (!in_place_) {
-    for (int64_t b = 0; b < at_most(num_buffers, panels_.count); ++b) buffers_[b] = arena.array<T>(panels_.width * panels_.C);
+    for (int64_t b = 0; b < at_most(panel_buffers, panels_.count); ++b) panel_[b] = arena.array<T>(panels_.width * panels_.C);
   }
+  z_bytes_ = at_most(rows_per_tile, capacity_) * at_most(columns_per_tile, panels_.width) * 4;
   product_bytes_ = round_up(product_scratch_bytes(), Arena::alignment);
-  products_ = arena.array<std::byte>(product_bytes_ * ctx.pool.num_threads());
+  rooms_ = arena.array<std::byte>((z_bytes_ + product_bytes_) * ctx.pool.num_threads());
 }
 
 template <class T>
 Chunk ByRows<T>::chunk(int64_t i) const {
-  const int64_t begin = i * args_.rows_per_chunk, rows = at_least(0, at_most(args_.rows_per_chunk, rows_ - begin));
-  if (i < 0 || rows == 0) return {};
-  return {begin, rows, at_most(round_up(rows, row_granule), capacity_)};
+  const int64_t begin = i * args_.rows_per_chunk, rows = at_most(args_.rows_per_chunk, rows_ - begin);
+  return i >= 0 && rows > 0 ? Chunk{begin, rows} : Chunk{};
 }
 
-// Tiles of a round: at least two for each thread, where the shape allows.
+// Whole rows of dh are packed operands, so columns are cut only when there are more threads than tiles of rows.
 template <class T>
 Grid ByRows<T>::backward_grid(const Chunk& chunk) const {
-  const int64_t share = round_up(panels_.C / (2 * ctx_.pool.num_threads()), 16);
-  return {chunk.padded, rows_per_tile, panels_.C, at_most(at_least(share, 64), 512)};
+  const int64_t threads = ctx_.pool.num_threads();
+  const int64_t row_step = at_most(at_least(round_up((chunk.rows + threads - 1) / threads, 32), 64), 256);
+  const int64_t row_tiles = at_least(1, (chunk.rows + row_step - 1) / row_step), parts = (threads + row_tiles - 1) / row_tiles;
+  return {chunk.rows, row_step, panels_.C, at_least(round_up((panels_.C + parts - 1) / parts, 32), 128)};
 }
 template <class T>
 Grid ByRows<T>::forward_grid(const Chunk& chunk, int64_t panel) const {
-  const int64_t share = round_up(panels_.width / (2 * ctx_.pool.num_threads()), unit_columns);
-  return {chunk.padded, rows_per_tile, panels_.columns(panel), at_most(at_least(share, unit_columns), 1024)};
+  return {chunk.rows, rows_per_tile, panels_.columns(panel), at_most(columns_per_tile, panels_.width)};
 }
 
 template <class T>
 Gemm ByRows<T>::backward_product(int64_t panel, const Tile& t) const {
-  const T* coefficients = reinterpret_cast<const T*>(logits(panel) + t.row * stride(panel));
-  return gradient_product(t.rows, t.cols, panels_.columns(panel), panels_.C, coefficients, stride(panel) * per_float,
-                          weight_rows(panel) + t.col, dh_ + t.row * panels_.C + t.col,
-                          panel == 0 ? Write::set : Write::add);
+  const int64_t columns = panels_.columns(panel);
+  return gradient_product(t.rows, t.cols, columns, panels_.C, coefficients(panel) + t.row * columns, weight_rows(panel) + t.col,
+                          dh_ + t.row * panels_.C + t.col, panel == 0 ? Write::set : Write::add);
 }
 template <class T>
-Gemm ByRows<T>::forward_product(int64_t panel, const Tile& t) const {
-  return logits_product(t.rows, t.cols, panels_.C, h_ + t.row * panels_.C, weight_rows(panel) + t.col * panels_.C,
-                        logits(panel) + t.row * stride(panel) + t.col, stride(panel));
+Gemm ByRows<T>::forward_product(const Chunk& chunk, int64_t panel, const Tile& t, float* z) const {
+  return logits_product(t.rows, t.cols, panels_.C, args_.h.as<T>() + (chunk.begin + t.row) * panels_.C,
+                        weight_rows(panel) + t.col * panels_.C, z);
 }
 
-// The most that any product of this call needs: all chunks but the last are alike, and so are all panels between the first and the last.
+// The most that any product of this call needs: all chunks but the last are alike, and so are all panels between the first and the
+// last.
 template <class T>
 int64_t ByRows<T>::product_scratch_bytes() const {
   int64_t bytes = 0;
   const int64_t chunks = (rows_ + args_.rows_per_chunk - 1) / args_.rows_per_chunk;
-  for (int64_t i : {int64_t{0}, chunks - 1}) {
+  for (const Chunk& c : {chunk(0), chunk(chunks - 1)}) {
     for (int64_t p : {int64_t{0}, at_most(1, panels_.count - 1), panels_.count - 1}) {
-      const Grid backward = backward_grid(chunk(i)), forward = forward_grid(chunk(i), p);
-      for (int64_t t = 0; t < backward.count(); ++t) {
-        bytes = at_least(bytes, gemm_scratch_bytes(ctx_, backward_product(p, backward.at(t))));
-      }
-      for (int64_t t = 0; t < forward.count(); ++t) {
-        bytes = at_least(bytes, gemm_scratch_bytes(ctx_, forward_product(p, forward.at(t))));
-      }
+      const Grid backward = backward_grid(c), forward = forward_grid(c, p);
+      for (int64_t t = 0; t < backward.count(); ++t) bytes = at_least(bytes, gemm_scratch_bytes(ctx_, backward_product(p, backward.at(t))));
+      for (int64_t t = 0; t < forward.count(); ++t) bytes = at_least(bytes, gemm_scratch_bytes(ctx_, forward_product(c, p, forward.at(t), nullptr)));
     }
   }
   return bytes;
@@ -153,99 +142,74 @@ template <class T>
 void ByRows<T>::dequantize_part(int64_t panel, int64_t item) {
   const int64_t first = item * rows_per_dequantize_item;
   const int64_t count = at_most(rows_per_dequantize_item, panels_.columns(panel) - first);
-  dequantize_rows(ctx_, args_.weight, panels_.begin(panel) + first, count, buffers_[panel % num_buffers] + first * panels_.C);
+  dequantize_rows(ctx_, args_.weight, panels_.begin(panel) + first, count, panel_[panel % panel_buffers] + first * panels_.C);
 }
 
-// One row's coefficients (onehot - p) dl/dz of a panel, rounded to T, from the front of the room of its logits. Reading runs
-// ahead of writing.
+// One row's coefficients (onehot - p) dl/dz of a panel, rounded to T.
 template <class T>
 void ByRows<T>::make_coefficients(const Chunk& chunk, int64_t panel, int64_t row) {
-  float* z = logits(panel) + row * stride(panel);
-  T* out = reinterpret_cast<T*>(z);
-  const int64_t columns = panels_.columns(panel), n = chunk.begin + row;
-  const int64_t target = args_.targets.as<int32_t>()[n] - panels_.begin(panel);
-  const bool has_target = target >= 0 && target < columns;
-  const float lse = args_.lse.as<float>()[n], softcap = args_.softcap;
-  float target_coefficient = -std::expm1(args_.logp.as<float>()[n]);  // 1 - p, without cancellation
-  if (has_target && softcap > 0) target_coefficient *= cap_slope(splat(z[target]), 1.0F / softcap)[0];
-  if (softcap > 0) {
-    const float inverse = 1.0F / softcap;
-    for (int64_t c = 0; c < columns; c += lanes) {
-      const F32 l = load(z + c);
-      store(out + c, -exp(l - lse) * cap_slope(l, inverse));
-    }
-  } else {
-    const float* factors = unit_max_ + row * unit_stride_ + panels_.begin(panel) / unit_columns;
-    for (int64_t u = 0; u < columns; u += unit_columns) {
-      const float factor = -factors[u / unit_columns];
-      for (int64_t c = u; c < at_most(u + unit_columns, columns); c += lanes) store(out + c, load(z + c) * factor);
+  const int64_t columns = panels_.columns(panel), begin = panels_.begin(panel), n = chunk.begin + row;
+  const float* kept = logits_ + row * stride_ + begin;
+  T* out = coefficients(panel) + row * columns;
+  const float lse = args_.lse.as<float>()[n], inverse_cap = args_.softcap > 0 ? 1.0F / args_.softcap : 0.0F;
+  for (int64_t u = 0; u < columns; u += unit_columns) {
+    const float factor = -sums_.max[row * sums_.stride + (begin + u) / unit_columns];
+    const int64_t end = at_most(u + unit_columns, columns);
+    for (int64_t c = u; c < end; c += lanes) {
+      const F32 l = load(kept + c);
+      const F32 k = args_.softcap > 0 ? -exp(l - lse) * cap_slope(l, inverse_cap) : l * factor;
+      if (c + lanes <= end) store(out + c, k);
+      else store_part(out + c, k, end - c);
     }
   }
-  if (has_target) out[target] = static_cast<T>(target_coefficient);
+  const int64_t target = args_.targets.as<int32_t>()[n] - begin;
+  if (target < 0 || target >= columns) return;
+  const float slope = args_.softcap > 0 ? cap_slope(splat(kept[target]), inverse_cap)[0] : 1.0F;
+  out[target] = static_cast<T>(-std::expm1(args_.logp.as<float>()[n]) * slope);  // 1 - p, without cancellation
+}
+
+template <class T>
+void ByRows<T>::backward_tile(int64_t panel, const Tile& tile, int worker) {
+  gemm_on_this_thread(ctx_, backward_product(panel, tile), products_of(worker));
 }
 
 template <class T>
 void ByRows<T>::forward_tile(const Chunk& chunk, int64_t panel, const Tile& tile, int worker) {
-  gemm_on_this_thread(ctx_, forward_product(panel, tile), scratch_of(worker));
-  for (int64_t row = tile.row; row < at_most(tile.row + tile.rows, chunk.rows); ++row) {
-    const int64_t target = args_.targets.as<int32_t>()[chunk.begin + row] - panels_.begin(panel);
-    for (int64_t u = tile.col; u < tile.col + tile.cols; u += unit_columns) {
-      const int64_t count = at_most(unit_columns, tile.col + tile.cols - u);
-      const int64_t in_unit = target >= u && target < u + count ? target - u : -1;
-      const UnitSum s = unit_sum(logits(panel) + row * stride(panel) + u, count, args_.softcap, in_unit, target_logit_ + row);
-      const int64_t unit = row * unit_stride_ + (panels_.begin(panel) + u) / unit_columns;
-      unit_max_[unit] = s.max;
-      unit_sum_[unit] = s.sum;
-    }
+  float* z = z_of(worker);
+  gemm_on_this_thread(ctx_, forward_product(chunk, panel, tile, z), products_of(worker));
+  const int64_t begin = panels_.begin(panel) + tile.col;
+  for (int64_t row = tile.row; row < tile.row + tile.rows; ++row, z += tile.cols) {
+    reduce_logits(z, begin, tile.cols, args_.softcap, args_.targets.as<int32_t>()[chunk.begin + row], row, sums_,
+                  logits_ + row * stride_ + begin);
   }
 }
 
 template <class T>
 void ByRows<T>::round(int64_t r, const Chunk& previous, const Chunk& next) {
-  const bool prepares = is_panel(r), goes_back = is_panel(r - 1) && previous.rows > 0, goes_on = is_panel(r - 2) && next.rows > 0;
-  const Grid backward = backward_grid(previous), forward = is_panel(r - 2) ? forward_grid(next, r - 2) : Grid{0, 1, 0, 1};
-  const int64_t num_backward = goes_back ? backward.count() : 0, num_forward = goes_on ? forward.count() : 0;
-  const int64_t num_dequantize = prepares && !in_place_ ? (panels_.columns(r) + rows_per_dequantize_item - 1) / rows_per_dequantize_item : 0;
-  const int64_t num_coefficients = prepares ? (previous.rows + rows_per_coefficient_item - 1) / rows_per_coefficient_item : 0;
-  ctx_.pool.parallel_for(num_backward + num_forward + num_dequantize + num_coefficients, [&](int64_t i, int worker) {
-    if (i < num_backward) return gemm_on_this_thread(ctx_, backward_product(r - 1, backward.at(i)), scratch_of(worker));
-    i -= num_backward;
-    if (i < num_forward) return forward_tile(next, r - 2, forward.at(i), worker);
-    i -= num_forward;
-    if (i < num_dequantize) return dequantize_part(r, i);
-    i -= num_dequantize;
-    const int64_t end = at_most((i + 1) * rows_per_coefficient_item, previous.rows);
-    for (int64_t row = i * rows_per_coefficient_item; row < end; ++row) make_coefficients(previous, r, row);
+  const Grid nothing{0, 1, 0, 1};
+  const Grid backward = is_panel(r - 1) ? backward_grid(previous) : nothing;
+  const Grid forward = is_panel(r - 2) ? forward_grid(next, r - 2) : nothing;
+  const Grid dequantize = is_panel(r) && !in_place_ ? Grid{panels_.columns(r), rows_per_dequantize_item, 1, 1} : nothing;
+  const Grid coefficients = is_panel(r) ? Grid{previous.rows, rows_per_coefficient_item, 1, 1} : nothing;
+  const int64_t items = backward.count() + forward.count() + dequantize.count() + coefficients.count();
+  ctx_.pool.parallel_for(items, [&](int64_t i, int worker) {
+    if (i < backward.count()) return backward_tile(r - 1, backward.at(i), worker);
+    i -= backward.count();
+    if (i < forward.count()) return forward_tile(next, r - 2, forward.at(i), worker);
+    i -= forward.count();
+    if (i < dequantize.count()) return dequantize_part(r, i);
+    const Tile rows = coefficients.at(i - dequantize.count());
+    for (int64_t row = rows.row; row < rows.row + rows.rows; ++row) make_coefficients(previous, r, row);
   });
-}
-
-template <class T>
-void ByRows<T>::load_h(const Chunk& chunk) {
-  const int64_t C = panels_.C;
-  std::memcpy(h_, args_.h.as<T>() + chunk.begin * C, static_cast<size_t>(chunk.rows * C) * sizeof(T));
-  std::memset(static_cast<void*>(h_ + chunk.rows * C), 0, static_cast<size_t>((chunk.padded - chunk.rows) * C) * sizeof(T));
-}
-
-template <class T>
-void ByRows<T>::finish_forward(const Chunk& chunk) {
-  ctx_.pool.parallel_for(chunk.rows, [&](int64_t row, int) {
-    const int64_t n = chunk.begin + row;
-    reduce_units(unit_max_ + row * unit_stride_, unit_sum_ + row * unit_stride_, panels_.units(), target_logit_[row],
-                 args_.lse.as<float>() + n, args_.logp.as<float>() + n);
-  });
-}
-
-template <class T>
-void ByRows<T>::finish_backward(const Chunk& chunk) {
-  store_rows(args_.dh.rows(chunk.begin, chunk.rows), dh_);
 }
 
 template <class T>
 void ByRows<T>::step(const Chunk& previous, const Chunk& next) {
-  if (next.rows > 0) load_h(next);
   for (int64_t r = 0; r < panels_.count + 2; ++r) round(r, previous, next);
-  if (previous.rows > 0) finish_backward(previous);
-  if (next.rows > 0) finish_forward(next);
+  if (previous.rows > 0) store_rows(args_.dh.rows(previous.begin, previous.rows), dh_);
+  for (int64_t row = 0; row < next.rows; ++row) {
+    finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + next.begin + row, args_.logp.as<float>() + next.begin + row);
+  }
 }
 
 template <class T>

@@ -17,8 +17,10 @@ void logits_by_panels(Context& ctx, const HeadLogits& args) {
   const Panels panels = panels_of(args.weight, narrow_elements);
   const bool in_place = usable_in_place(args.weight, args.h.dtype);
   const auto product = [&](int64_t p, const T* panel) {
-    return logits_product(args.h.shape[0], panels.columns(p), panels.C, args.h.as<T>(), panel,
-                          args.logits.as<float>() + panels.begin(p), panels.V);
+    Gemm g = logits_product(args.h.shape[0], panels.columns(p), panels.C, args.h.as<T>(), panel,
+                            args.logits.as<float>() + panels.begin(p));
+    g.ldc = panels.V;
+    return g;
   };
   const int64_t panel_elements = in_place ? 0 : round_up(panels.width * panels.C, Arena::alignment);
   const int64_t product_bytes = round_up(at_least(gemm_scratch_bytes(ctx, product(0, nullptr)),
@@ -37,13 +39,6 @@ void logits_by_panels(Context& ctx, const HeadLogits& args) {
   });
 }
 
-void cap_row(float* z, int64_t count, float softcap) {
-  const float inverse = 1.0F / softcap;
-  int64_t c = 0;
-  for (; c + lanes <= count; c += lanes) store(z + c, tanh(load(z + c) * inverse) * softcap);
-  if (c < count) store_part(z + c, tanh(load_part(z + c, count - c) * inverse) * softcap, count - c);
-}
-
 }  // namespace
 
 void head_logits(Context& ctx, const HeadLogits& args) {
@@ -56,7 +51,7 @@ void head_logits(Context& ctx, const HeadLogits& args) {
   constexpr int64_t per_item = 8192;
   float* z = args.logits.as<float>();
   ctx.pool.parallel_for((M * V + per_item - 1) / per_item, [&](int64_t item, int) {
-    cap_row(z + item * per_item, at_most(per_item, M * V - item * per_item), args.softcap);
+    cap_logits(z + item * per_item, at_most(per_item, M * V - item * per_item), args.softcap);
   });
 }
 

@@ -15,9 +15,6 @@ namespace {
 
 constexpr int64_t unit_columns = 256;
 constexpr int64_t panel_elements = int64_t{1} << 20;
-// Rows are padded to a multiple of this, so that few shapes of products (and primitives) exist, whatever the batch.
-constexpr int64_t row_granule = 16;
-
 SLUICE_INLINE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 SLUICE_INLINE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 SLUICE_INLINE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -65,52 +62,77 @@ void dequantize_rows(const Context& ctx, const Weight& weight, int64_t begin, in
   SLUICE_CPU::dequantize(here, {.weight = weight, .row_begin = begin, .out = {out, dtype_of<T>::value, {count, weight.cols}}});
 }
 
-// A [m, k] with rows of `lda` elements, times W^T of a panel: z [m, n].
+// Operands are packed: products read those in place (ops/gemm/gemm.h).  z [m, n] = h [m, C] W^T, of n rows of the weight.
 template <class T>
-Gemm logits_product(int64_t m, int64_t n, int64_t C, const T* h, const T* w, float* z, int64_t ldz) {
+Gemm logits_product(int64_t m, int64_t n, int64_t C, const T* h, const T* w, float* z) {
   return {.m = m, .n = n, .k = C, .dtype = dtype_of<T>::value, .a = h, .lda = C, .b = w, .ldb = C, .transpose_b = true,
-          .c_dtype = DType::f32, .c = z, .ldc = ldz};
+          .c_dtype = DType::f32, .c = z, .ldc = n};
 }
-// Coefficients [m, k] times a part of a panel [k, n]: dh [m, n].
+// dh [m, n] (+)= coefficients [m, k] W [k, n]; w and dh have rows of C.
 template <class T>
-Gemm gradient_product(int64_t m, int64_t n, int64_t k, int64_t C, const T* a, int64_t lda, const T* w, float* dh, Write write) {
-  return {.m = m, .n = n, .k = k, .dtype = dtype_of<T>::value, .a = a, .lda = lda, .b = w, .ldb = C,
+Gemm gradient_product(int64_t m, int64_t n, int64_t k, int64_t C, const T* coefficients, const T* w, float* dh, Write write) {
+  return {.m = m, .n = n, .k = k, .dtype = dtype_of<T>::value, .a = coefficients, .lda = k, .b = w, .ldb = C,
           .c_dtype = DType::f32, .c = dh, .ldc = C, .write = write};
 }
 
-// Rows of logits in memory: whole vectors, and an odd number of cache lines so that rows do not fall on one cache set.
-SLUICE_INLINE int64_t logits_stride(int64_t columns) { return round_up(columns, 32) + 16; }
+// The lanes that lie beyond `count` are -inf: a token of probability zero.
+SLUICE_INLINE F32 load_logits(const float* z, int64_t count) {
+  if (count >= lanes) return load(z);
+  float part[lanes];
+  for (int64_t i = 0; i < lanes; ++i) part[i] = i < count ? z[i] : -__builtin_inff();
+  return load(part);
+}
 
 SLUICE_INLINE void cap_logits(float* z, int64_t count, float softcap) {
   const float inverse = 1.0F / softcap;
-  for (int64_t c = 0; c < count; c += lanes) store(z + c, tanh(load(z + c) * inverse) * softcap);
+  int64_t c = 0;
+  for (; c + lanes <= count; c += lanes) store(z + c, tanh(load(z + c) * inverse) * softcap);
+  if (c < count) store_part(z + c, tanh(load_part(z + c, count - c) * inverse) * softcap, count - c);
 }
-// d l / d z of the soft cap; never below zero, so that a padding of -inf gives zero.
+// d l / d z of the soft cap; never below zero, so that l = -inf gives zero.
 SLUICE_INLINE F32 cap_slope(F32 l, float inverse_softcap) {
   const F32 t = l * inverse_softcap;
   return max(1.0F - t * t, F32{});
 }
 
-// The logits z of one unit are capped and padded to whole vectors with -inf; the target's (when in this unit, else -1) is kept. Then the maximum and
-// the sum of exp(l - max). Without a cap the exponentials replace the logits: they are all that the backward needs.
+// The maximum of the logits z of one unit and the sum of exp(z - max). `keep` (whole vectors, may be null) receives what the
+// backward needs: the exponentials, or the logits when they are capped.
 struct UnitSum {
   float max, sum;
 };
-SLUICE_INLINE UnitSum unit_sum(float* z, int64_t count, float softcap, int64_t target, float* target_logit) {
-  if (softcap > 0) cap_logits(z, count, softcap);
-  const int64_t whole = round_up(count, lanes);
-  for (int64_t c = count; c < whole; ++c) z[c] = -__builtin_inff();
-  if (target >= 0) *target_logit = z[target];
-  F32 largest = load(z);
-  for (int64_t c = lanes; c < whole; c += lanes) largest = max(load(z + c), largest);
+SLUICE_INLINE UnitSum unit_sum(const float* z, int64_t count, bool capped, float* keep) {
+  F32 largest = load_logits(z, count);
+  for (int64_t c = lanes; c < count; c += lanes) largest = max(load_logits(z + c, count - c), largest);
   const float top = reduce_max(largest);
   F32 sum = {};
-  for (int64_t c = 0; c < whole; c += lanes) {
-    const F32 e = exp(load(z + c) - top);
-    if (softcap == 0) store(z + c, e);
+  for (int64_t c = 0; c < count; c += lanes) {
+    const F32 l = load_logits(z + c, count - c), e = exp(l - top);
+    if (keep != nullptr) store(keep + c, capped ? l : e);
     sum = sum + e;
   }
   return {top, reduce_add(sum)};
+}
+
+// What each row keeps of its logits: maximum and sum of every unit, and the target's logit.
+struct UnitSums {
+  int64_t stride;           // of max and sum: units, rounded up to whole vectors
+  float *max, *sum, *target;  // [rows, stride], [rows, stride], [rows]
+};
+SLUICE_INLINE UnitSums make_unit_sums(Arena& arena, int64_t rows, const Panels& panels) {
+  const int64_t stride = round_up(panels.units(), 16);
+  return {stride, arena.array<float>(rows * stride), arena.array<float>(rows * stride), arena.array<float>(rows)};
+}
+
+// A row's logits z of the columns [begin, begin + count): whole units, but for the end of the vocabulary.
+SLUICE_INLINE void reduce_logits(float* z, int64_t begin, int64_t count, float softcap, int64_t target, int64_t row,
+                                 const UnitSums& to, float* keep) {
+  if (softcap > 0) cap_logits(z, count, softcap);
+  if (target >= begin && target < begin + count) to.target[row] = z[target - begin];
+  for (int64_t u = 0; u < count; u += unit_columns) {
+    const UnitSum s = unit_sum(z + u, at_most(unit_columns, count - u), softcap > 0, keep != nullptr ? keep + u : nullptr);
+    to.max[row * to.stride + (begin + u) / unit_columns] = s.max;
+    to.sum[row * to.stride + (begin + u) / unit_columns] = s.sum;
+  }
 }
 
 SLUICE_INLINE void check_targets(const Tensor& targets, int64_t V) {
@@ -130,16 +152,16 @@ SLUICE_INLINE void store_rows(const Tensor& to, const float* from) {
   if (i < count) store_part(out + i, load_part(from + i, count - i), count - i);
 }
 
-// All units of a row together: lse and logp. `max` is replaced by the factor that turns a unit's exp(l - max) into a probability.
-// Both arrays have room for whole vectors.
-SLUICE_INLINE void reduce_units(float* max, float* sum, int64_t units, float target_logit, float* lse, float* logp) {
-  const int64_t whole = round_up(units, lanes);
-  for (int64_t u = units; u < whole; ++u) max[u] = -__builtin_inff(), sum[u] = 0;
+// All units of a row together: lse and logp. The maxima are replaced by the factor that turns a unit's exp(z - max) into a
+// probability.
+SLUICE_INLINE void finish_row(const UnitSums& units, int64_t num_units, int64_t row, float* lse, float* logp) {
+  float *max = units.max + row * units.stride, *sum = units.sum + row * units.stride;
+  for (int64_t u = num_units; u < units.stride; ++u) max[u] = -__builtin_inff(), sum[u] = 0;
   F32 largest = load(max);
-  for (int64_t u = lanes; u < whole; u += lanes) largest = SLUICE_CPU::max(load(max + u), largest);
+  for (int64_t u = lanes; u < units.stride; u += lanes) largest = SLUICE_CPU::max(load(max + u), largest);
   const float top = reduce_max(largest);
   double total = 0;
-  for (int64_t u = 0; u < whole; u += lanes) {
+  for (int64_t u = 0; u < units.stride; u += lanes) {
     const F32 weight = exp(load(max + u) - top);
     float part[lanes];
     store(part, weight * load(sum + u));
@@ -147,11 +169,11 @@ SLUICE_INLINE void reduce_units(float* max, float* sum, int64_t units, float tar
     for (int i = 0; i < lanes; ++i) total += static_cast<double>(part[i]);
   }
   const double exact = static_cast<double>(top) + __builtin_log(total);
-  const double target = static_cast<double>(target_logit) - exact;
+  const double target = static_cast<double>(units.target[row]) - exact;
   *lse = static_cast<float>(exact);
   *logp = static_cast<float>(target > 0 ? 0.0 : target);  // rounding of the sum could leave it above zero
   const float inverse = static_cast<float>(1.0 / total);
-  for (int64_t u = 0; u < whole; u += lanes) store(max + u, load(max + u) * inverse);
+  for (int64_t u = 0; u < units.stride; u += lanes) store(max + u, load(max + u) * inverse);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 // logp and lse without a gradient. An item of work is a narrow panel of the vocabulary on one thread: dequantise it
 // into cache, multiply, reduce its units; nothing of size [rows, V] exists.
-#include <cstring>
-
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 #include "ops/common/cpu_simd.h"
@@ -29,8 +27,8 @@ class LogProbabilities {
   void run();
 
  private:
-  Gemm product(const T* panel, int64_t columns, int64_t row, int64_t rows, float* z) const {
-    return logits_product(rows, columns, panels_.C, h_ + row * panels_.C, panel, z, logits_stride(panels_.width));
+  Gemm product(const T* panel, int64_t p, int64_t row, int64_t rows, float* z) const {
+    return logits_product(rows, panels_.columns(p), panels_.C, args_.h.as<T>() + row * panels_.C, panel, z);
   }
   int64_t product_scratch_bytes() const;
   Room<T> room_of(int worker) const;
@@ -39,11 +37,9 @@ class LogProbabilities {
   Context& ctx_;
   const LinearCrossEntropyByBlocks& args_;
   const Panels panels_;
-  const int64_t rows_, capacity_, unit_stride_;
+  const int64_t rows_, capacity_;
   const bool in_place_;
-  T* h_;                         // [capacity, C], padded with zeros
-  float *unit_max_, *unit_sum_;  // [capacity, unit_stride]
-  float* target_logit_;          // [capacity]
+  UnitSums sums_;  // of `capacity` rows
   int64_t panel_bytes_, z_bytes_, product_bytes_;
   std::byte* rooms_;
 };
@@ -54,26 +50,21 @@ LogProbabilities<T>::LogProbabilities(Context& ctx, const LinearCrossEntropyByBl
       args_(args),
       panels_(panels_of(args.weight, narrow_elements)),
       rows_(args.h.shape[0]),
-      capacity_(at_most(rows_per_chunk, round_up(rows_, row_granule))),
-      unit_stride_(round_up(panels_.units(), 16)),
+      capacity_(at_most(rows_per_chunk, rows_)),
       in_place_(usable_in_place(args.weight, args.h.dtype)) {
-  Arena& arena = ctx.arena;
-  h_ = arena.array<T>(capacity_ * panels_.C);
-  unit_max_ = arena.array<float>(capacity_ * unit_stride_);
-  unit_sum_ = arena.array<float>(capacity_ * unit_stride_);
-  target_logit_ = arena.array<float>(capacity_);
+  sums_ = make_unit_sums(ctx.arena, capacity_, panels_);
   panel_bytes_ = in_place_ ? 0 : round_up(panels_.width * panels_.C * size_of(args.h.dtype), Arena::alignment);
-  z_bytes_ = round_up(at_most(rows_per_tile, capacity_) * logits_stride(panels_.width) * 4, Arena::alignment);
+  z_bytes_ = round_up(at_most(rows_per_tile, capacity_) * panels_.width * 4, Arena::alignment);
   product_bytes_ = round_up(product_scratch_bytes(), Arena::alignment);
-  rooms_ = arena.array<std::byte>((panel_bytes_ + z_bytes_ + product_bytes_) * ctx.pool.num_threads());
+  rooms_ = ctx.arena.array<std::byte>((panel_bytes_ + z_bytes_ + product_bytes_) * ctx.pool.num_threads());
 }
 
 template <class T>
 int64_t LogProbabilities<T>::product_scratch_bytes() const {
   int64_t bytes = 0;
-  for (int64_t rows = row_granule; rows <= at_most(rows_per_tile, capacity_); rows += row_granule) {
+  for (int64_t rows : {at_most(rows_per_tile, capacity_), rows_ % rows_per_tile}) {
     for (int64_t p : {int64_t{0}, panels_.count - 1}) {
-      bytes = at_least(bytes, gemm_scratch_bytes(ctx_, product(nullptr, panels_.columns(p), 0, rows, nullptr)));
+      bytes = at_least(bytes, gemm_scratch_bytes(ctx_, product(nullptr, p, 0, rows, nullptr)));
     }
   }
   return bytes;
@@ -85,9 +76,10 @@ Room<T> LogProbabilities<T>::room_of(int worker) const {
   return {reinterpret_cast<T*>(room), reinterpret_cast<float*>(room + panel_bytes_), room + panel_bytes_ + z_bytes_};
 }
 
+// Rows [begin, begin + rows) of the batch against panel p.
 template <class T>
 void LogProbabilities<T>::reduce_panel(int64_t begin, int64_t rows, int64_t p, const Room<T>& room) {
-  const int64_t columns = panels_.columns(p), stride = logits_stride(panels_.width);
+  const int64_t columns = panels_.columns(p);
   const T* panel = reinterpret_cast<const T*>(args_.weight.data) + panels_.begin(p) * panels_.C;
   if (!in_place_) {
     dequantize_rows(ctx_, args_.weight, panels_.begin(p), columns, room.panel);
@@ -95,31 +87,22 @@ void LogProbabilities<T>::reduce_panel(int64_t begin, int64_t rows, int64_t p, c
   }
   for (int64_t first = 0; first < rows; first += rows_per_tile) {
     const int64_t count = at_most(rows_per_tile, rows - first);
-    gemm_on_this_thread(ctx_, product(panel, columns, first, round_up(count, row_granule), room.z), room.products);
+    gemm_on_this_thread(ctx_, product(panel, p, begin + first, count, room.z), room.products);
     for (int64_t row = first; row < first + count; ++row) {
-      const int64_t target = args_.targets.as<int32_t>()[begin + row] - panels_.begin(p);
-      for (int64_t u = 0; u < columns; u += unit_columns) {
-        const int64_t width = at_most(unit_columns, columns - u), in_unit = target >= u && target < u + width ? target - u : -1;
-        const UnitSum s = unit_sum(room.z + (row - first) * stride + u, width, args_.softcap, in_unit, target_logit_ + row);
-        unit_max_[row * unit_stride_ + (panels_.begin(p) + u) / unit_columns] = s.max;
-        unit_sum_[row * unit_stride_ + (panels_.begin(p) + u) / unit_columns] = s.sum;
-      }
+      reduce_logits(room.z + (row - first) * columns, panels_.begin(p), columns, args_.softcap,
+                    args_.targets.as<int32_t>()[begin + row], row, sums_, nullptr);
     }
   }
 }
 
 template <class T>
 void LogProbabilities<T>::run() {
-  const int64_t C = panels_.C;
   for (int64_t begin = 0; begin < rows_; begin += rows_per_chunk) {
-    const int64_t rows = at_most(rows_per_chunk, rows_ - begin), padding = round_up(rows, row_granule) - rows;
-    std::memcpy(h_, args_.h.as<T>() + begin * C, static_cast<size_t>(rows * C) * sizeof(T));
-    std::memset(static_cast<void*>(h_ + rows * C), 0, static_cast<size_t>(padding * C) * sizeof(T));
+    const int64_t rows = at_most(rows_per_chunk, rows_ - begin);
     ctx_.pool.parallel_for(panels_.count, [&](int64_t p, int worker) { reduce_panel(begin, rows, p, room_of(worker)); });
-    ctx_.pool.parallel_for(rows, [&](int64_t row, int) {
-      reduce_units(unit_max_ + row * unit_stride_, unit_sum_ + row * unit_stride_, panels_.units(), target_logit_[row],
-                   args_.lse.as<float>() + begin + row, args_.logp.as<float>() + begin + row);
-    });
+    for (int64_t row = 0; row < rows; ++row) {
+      finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + begin + row, args_.logp.as<float>() + begin + row);
+    }
   }
 }
 

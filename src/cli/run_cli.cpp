@@ -36,6 +36,7 @@ int run_cli(int argc, char** argv) {
   add_eval(app);
   add_inspect(app);
   add_doctor(app);
+  add_preview(app);
   try {
     app.parse(argc, argv);
     return exit_ok;

@@ -260,6 +260,15 @@ TEST_CASE("FieldD21_ totals of supervised and ignored tokens agree with the prev
   CHECK(contains(preview(data.samples[1], chat_model().tokenizer), "assistant\n⟦t<|im_end|>⟧\n"));
 }
 
+TEST_CASE("FieldD21_ any row of a file can be looked at, also one that is dropped, and by its line") {
+  const File file("\n" + messages("q", "r") + messages(std::string(100, 'x'), "long"));
+  const Sample sample = read_sample(file.path, 3, chat_model(), true);
+  CHECK(sample.row == 3);
+  CHECK(contains(preview(sample, chat_model().tokenizer), "⟦long<|im_end|>⟧"));
+  CHECK_THROWS_AS(read_sample(file.path, 4, chat_model(), true), Error);
+  CHECK_THROWS_AS(read_sample(file.path, 1, chat_model(), true), Error);  // the blank line
+}
+
 TEST_CASE("FieldD18_ rows of random length are packed without padding, and the reported waste is that") {
   std::string rows;
   for (uint64_t i = 0; i < 100; ++i) rows += messages(std::string(1 + (i * 7919) % 200, 'x'), "yes");

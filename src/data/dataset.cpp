@@ -70,6 +70,26 @@ int64_t prompt_length(const Sample& sample) {
   return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
 }
 
+// Calls use(line, number) until it returns false; an Error from it gets file and row in front.
+template <class Use>
+void for_each_line(const std::string& path, const Use& use) {
+  check(!std::filesystem::is_directory(path), ErrorCode::bad_file, path + " is a folder, needed a .jsonl file");
+  std::ifstream file(path, std::ios::binary);
+  check(file.good(), ErrorCode::bad_file, path + " cannot be read; give the path of a .jsonl file");
+  std::string line;
+  for (int64_t number = 1; std::getline(file, line); ++number) {
+    std::string_view content = line;
+    if (number == 1 && content.starts_with(byte_order_mark)) content.remove_prefix(byte_order_mark.size());
+    if (content.ends_with('\r')) content.remove_suffix(1);
+    try {
+      if (!use(content, number)) return;
+    } catch (Error& e) {
+      throw e.while_doing(fmt::format("{}: row {}", path, number));
+    }
+  }
+  check(!file.bad(), ErrorCode::bad_file, path + ": reading stopped with an error of the disk");
+}
+
 // Collects samples under the policy for lengths.
 class Reader {
  public:
@@ -178,23 +198,24 @@ Sample make_sample(std::string_view line, const ModelText& text, bool mask_promp
 Dataset read_dataset(const std::string& path, const ModelText& text, const DatasetOptions& options) {
   check(options.max_seq_length >= 2, ErrorCode::bad_config,
         fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
-  check(!std::filesystem::is_directory(path), ErrorCode::bad_file, path + " is a folder, needed a .jsonl file");
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), ErrorCode::bad_file, path + " cannot be read; give the path of a .jsonl file");
   Reader reader(path, text, options);
-  std::string line;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
-    std::string_view content = line;
-    if (number == 1 && content.starts_with(byte_order_mark)) content.remove_prefix(byte_order_mark.size());
-    if (content.ends_with('\r')) content.remove_suffix(1);
-    try {
-      reader.line(content, number);
-    } catch (Error& e) {
-      throw e.while_doing(fmt::format("{}: row {}", path, number));
-    }
-  }
-  check(!file.bad(), ErrorCode::bad_file, path + ": reading stopped with an error of the disk");
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    reader.line(line, number);
+    return true;
+  });
   return reader.finish();
+}
+
+Sample read_sample(const std::string& path, int64_t row, const ModelText& text, bool mask_prompt) {
+  Sample sample;
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    if (number < row) return true;
+    sample = make_sample(line, text, mask_prompt);
+    sample.row = number;
+    return false;
+  });
+  check(sample.row == row, ErrorCode::bad_config, fmt::format("{} has no row {}", path, row));
+  return sample;
 }
 
 std::string preview(const Sample& sample, const Tokenizer& tokenizer) {

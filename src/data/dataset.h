@@ -49,6 +49,9 @@ Dataset read_dataset(const std::string& path, const ModelText& text, const Datas
 // One line of such a file: ids and mask, not yet cut. Throws Error(bad_file) without file and row.
 Sample make_sample(std::string_view line, const ModelText& text, bool mask_prompt);
 
+// The row at line `row` of a file, from 1, also where read_dataset would drop it. Throws Error(bad_config) past the end.
+Sample read_sample(const std::string& path, int64_t row, const ModelText& text, bool mask_prompt);
+
 // The text of a sample with ⟦ and ⟧ around what is supervised. Special tokens are written out.
 std::string preview(const Sample& sample, const Tokenizer& tokenizer);
 

@@ -11,6 +11,7 @@
 #include "model/model.h"
 #include "support/tiny_run.h"
 #include "train/checkpoint.h"
+#include "train/config.h"
 
 namespace sluice::test {
 
@@ -75,6 +76,26 @@ TEST_CASE("FieldU2_typo: an unknown setting names the nearest one and exits with
   CHECK(yaml.code == 2);
   CHECK(yaml.output.find("c.yaml:3") != std::string::npos);
   CHECK(yaml.output.find("'lora_parameters.rank'") != std::string::npos);
+}
+
+TEST_CASE("cli: docs/settings.md is what the program prints") {
+  CHECK(run({"train", "--settings"}).output == read_whole_file(fs::path(SLUICE_SOURCE_DIR) / "docs/settings.md"));
+}
+
+TEST_CASE("FieldU1_settings: every setting changed from its default changes the resolved config, and the resolved config reads back") {
+  const TrainConfig defaults;
+  for (const Setting& s : train_settings()) {
+    CAPTURE(s.name);
+    std::string value = "7";
+    if (!s.choices.empty()) value = s.choices.back();
+    if (const auto* field = std::get_if<bool TrainConfig::*>(&s.field)) value = defaults.**field ? "false" : "true";
+    const TrainConfig changed = read_config("", {{s.name, value}});
+    if (s.choices.size() != 1) CHECK(to_yaml(changed) != to_yaml(defaults));
+    TemporaryFolder folder;
+    write_text(folder / "c.yaml", to_yaml(changed));
+    CHECK(to_yaml(read_config((folder / "c.yaml").string(), {})) == to_yaml(changed));
+    for (const std::string& alias : s.aliases) CHECK(to_yaml(read_config("", {{alias, value}})) == to_yaml(changed));
+  }
 }
 
 TEST_CASE("cli: all problems of a config are shown at once") {

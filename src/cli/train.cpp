@@ -30,9 +30,15 @@ void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "Fine-tune an adapter: sluice train -c config.yaml [--name value …]");
   auto yaml = std::make_shared<std::string>();
   command->add_option("-c,--config", *yaml, "YAML file of settings");
+  auto markdown = std::make_shared<bool>(false);
+  command->add_flag("--settings", *markdown, "print every setting with its default as Markdown (docs/settings.md) and end");
   command->allow_extras();
   command->footer(settings_help());
-  command->callback([command, yaml] {
+  command->callback([command, yaml, markdown] {
+    if (*markdown) {
+      fmt::print("{}", settings_markdown());
+      return;
+    }
     ConsoleProgress progress;
     train(config_from_command(*yaml, command->remaining()), progress);
   });

@@ -43,7 +43,8 @@ class DecodeStep {
     scale_into(ctx_, {.x = delta, .y = y, .scale = lora.scale, .write = Write::add});
   }
 
-  void layer(int64_t index, Tensor x) {
+  // inputs: per-layer inputs of all layers [B, L * P], or empty.
+  void layer(int64_t index, Tensor x, Tensor inputs) {
     const DecoderLayer& l = model_.layers[static_cast<size_t>(index)];
     attention(index, l, x);
     ArenaScope scope(ctx_.arena);
@@ -55,6 +56,16 @@ class DecodeStep {
     gated_forward(ctx_, {.activation = model_.config.activation, .a = g, .b = u, .y = g});
     linear(l.down, g, m);
     add_back(m, l.post_mlp_norm, x);
+    if (!inputs.empty()) {
+      const int64_t P = model_.config.per_layer_input_size;
+      Tensor own = scope.tensor(DType::f32, {B_, P}), z = scope.like(own), p = scope.like(x);
+      gather_columns(ctx_, {.x = inputs, .begin = index * P, .y = own});
+      linear(l.input_gate, x, z);
+      gated_forward(ctx_, {.activation = model_.config.activation, .a = z, .b = own, .y = z});
+      linear(l.input_projection, z, p);
+      rmsnorm_forward(ctx_, {.x = p, .weight = l.post_input_norm, .residual = x, .y = x, .eps = model_.config.rms_norm_eps,
+                             .offset = model_.config.norm_offset});
+    }
     if (model_.config.layer_scalar) scale_into(ctx_, {.x = x, .y = x, .scale = l.scalar});
   }
 
@@ -135,7 +146,12 @@ void decode_step(Context& ctx, const Model& model, const Adapter& adapter, const
   Tensor ids = scope.tensor(DType::i32, {B}), x = scope.tensor(DType::f32, {B, model.config.hidden_size});
   copy_from_host(ctx, {.host = tokens.data(), .tensor = ids});
   model.embed(ctx, ids, x);
-  for (int64_t l = 0; l < model.config.num_layers; ++l) step.layer(l, x);
+  Tensor u;
+  if (model.config.per_layer_input_size > 0) {
+    u = scope.tensor(DType::f32, {B, model.config.num_layers * model.config.per_layer_input_size});
+    model.layer_inputs(ctx, ids, x, u);
+  }
+  for (int64_t l = 0; l < model.config.num_layers; ++l) step.layer(l, x, u);
   Tensor h = scope.like(x);
   step.norm(x, model.final_norm, h);
   head_logits(ctx, {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});

@@ -37,11 +37,16 @@ void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span
   inputs.rope_tables = model.rope_tables(ctx, positions);
   Tensor x = scope.tensor(dtype, {N, model.config.hidden_size}), y = scope.like(x);
   model.embed(ctx, inputs.ids, x);
+  Tensor u;
+  if (model.config.per_layer_input_size > 0) {
+    u = scope.tensor(dtype, {N, model.config.num_layers * model.config.per_layer_input_size});
+    model.layer_inputs(ctx, inputs.ids, x, u);
+  }
   for (int64_t l = 0; l < model.config.num_layers; ++l) {
     SharedKv kv = cache.layer(l);  // the layer writes its keys and values where a donor would
     kv.k = kv.k.rows(0, N);
     kv.v = kv.v.rows(0, N);
-    model.layers[static_cast<size_t>(l)].forward(ctx, inputs, adapter, x, y, {}, &kv, {});
+    model.layers[static_cast<size_t>(l)].forward(ctx, inputs, adapter, x, y, {}, &kv, u);
     std::swap(x, y);
   }
   Tensor h = scope.tensor(dtype, {1, model.config.hidden_size});

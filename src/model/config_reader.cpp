@@ -61,6 +61,23 @@ Json ConfigReader::object_or(const std::string& key, const Json& otherwise) cons
   return *value;
 }
 
+Json ConfigReader::array_or(const std::string& key, const Json& otherwise) const {
+  const Json* value = find(key);
+  if (value == nullptr) return otherwise;
+  if (!value->is_array()) wrong(key, "a list");
+  return *value;
+}
+
+Json ConfigReader::any_or(const std::string& key, const Json& otherwise) const {
+  const Json* value = find(key);
+  return value == nullptr ? otherwise : *value;
+}
+
+std::string ConfigReader::string_or_any(const std::string& key, const std::string& otherwise) const {
+  const Json* value = find(key);
+  return value != nullptr && value->is_string() ? value->get<std::string>() : otherwise;
+}
+
 std::vector<int64_t> ConfigReader::integers(const std::string& key) const {
   const Json* value = find(key);
   if (value == nullptr) return {};

@@ -23,6 +23,9 @@ class ConfigReader {
   bool boolean_or(const std::string& key, bool otherwise) const;
   std::string string_or(const std::string& key, const std::string& otherwise) const;
   Json object_or(const std::string& key, const Json& otherwise) const;
+  Json array_or(const std::string& key, const Json& otherwise) const;
+  Json any_or(const std::string& key, const Json& otherwise) const;
+  std::string string_or_any(const std::string& key, const std::string& otherwise) const;  // other types count as missing
   std::vector<int64_t> integers(const std::string& key) const;  // an integer, a list, or nothing
 
   void refuse_if_present(const std::string& key, const std::string& why) const;

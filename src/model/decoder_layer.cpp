@@ -59,6 +59,14 @@ void DecoderLayer::head_norm(Context& ctx, Tensor x, Tensor weight, Tensor y) co
                         .offset = weight.empty() ? 0 : model->norm_offset});
 }
 
+Tensor DecoderLayer::own_inputs(Context& ctx, Tensor u, int64_t begin, int64_t count, ArenaScope& scope) const {
+  if (u.empty()) return {};
+  const int64_t P = model->per_layer_input_size;
+  Tensor own = scope.tensor(u.dtype, {count, P});
+  gather_columns(ctx, {.x = u.rows(begin, count), .begin = q.layer * P, .y = own});
+  return own;
+}
+
 void DecoderLayer::project(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x, Tensor q0, Tensor k0,
                            Tensor v0) const {
   ArenaScope scope(ctx.arena);
@@ -114,7 +122,7 @@ void DecoderLayer::forward(Context& ctx, const LayerInputs& batch, const Adapter
     } else {
       o.forward(ctx, adapter, batch.dropout, begin, ot, xt, out);                                               // 4
     }
-    mlp_and_rest(ctx, batch, adapter, begin, x1, yt, saved, rows_of(u, begin, count));                          // 5  y
+    mlp_and_rest(ctx, batch, adapter, begin, x1, yt, saved, own_inputs(ctx, u, begin, count, tile));            // 5  y
   });
 }
 
@@ -236,7 +244,7 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
       x1 = tile.like(out);
       norm(ctx, out, post_attention_norm, xt, x1);
     }
-    rest_backward(ctx, batch, adapter, grads, begin, x1, saved, dt, rows_of(u, begin, count));                   // 5
+    rest_backward(ctx, batch, adapter, grads, begin, x1, saved, dt, own_inputs(ctx, u, begin, count, tile));     // 5
     Tensor dout = dt;
     if (model->post_norms) {
       dout = tile.like(dt);

@@ -61,7 +61,7 @@ struct DecoderLayer {
   float scalar = 1;
 
   // y = layer(x). `donor` is the donor's entry in a sharing layer or the layer's own in a donor, else null; a donor writes k and v
-  // there. `u` [N, P] are the layer's per-layer inputs, or empty.
+  // there. `u` [N, L * P] are the per-layer inputs of all layers (Model::layer_inputs), or empty.
   void forward(Context& ctx, const LayerInputs& batch, const Adapter& adapter, Tensor x, Tensor y, const Saved& saved, SharedKv* donor,
                Tensor u) const;
 
@@ -75,6 +75,7 @@ struct DecoderLayer {
   bool norms_qk() const { return model->qk_norm; }
   void norm(Context& ctx, Tensor x, Tensor weight, Tensor residual, Tensor y) const;
   void head_norm(Context& ctx, Tensor x, Tensor weight, Tensor y) const;
+  Tensor own_inputs(Context& ctx, Tensor u, int64_t begin, int64_t count, ArenaScope& scope) const;
   void project(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x, Tensor q0, Tensor k0, Tensor v0) const;
   void rotate(Context& ctx, const LayerInputs& batch, int64_t begin, Tensor q0, Tensor k0, Tensor v0, Tensor q, Tensor k, Tensor v) const;
   void mlp_and_rest(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x1, Tensor y, const Saved& saved,

@@ -3,19 +3,22 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "model/registry.h"
 #include "ops/common/copy.h"
 #include "ops/quant/quant.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/rows/rows.h"
 
 namespace sluice {
 
 namespace {
 
 // Hugging Face's names inside a layer, and llama.cpp's.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 9> gguf_names = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 14> gguf_names = {{
     {"self_attn.q_proj", "attn_q"},
     {"self_attn.k_proj", "attn_k"},
     {"self_attn.v_proj", "attn_v"},
@@ -25,6 +28,11 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 9> gguf_name
     {"mlp.gate_proj", "ffn_gate"},
     {"mlp.up_proj", "ffn_up"},
     {"mlp.down_proj", "ffn_down"},
+    {"input_layernorm", "attn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
+    {"per_layer_input_gate", "inp_gate"},
+    {"per_layer_projection", "proj"},
+    {"post_per_layer_input_norm", "post_norm"},
 }};
 
 class Loader {
@@ -38,6 +46,12 @@ class Loader {
     model_.head = m.tied_head ? model_.embedding : weight(gguf_ ? "output.weight" : "lm_head.weight", m.vocab_size, m.hidden_size);
     model_.final_norm = vector(gguf_ ? "output_norm.weight" : recipe_.prefix + "norm.weight", m.hidden_size);
     for (int64_t l = 0; l < m.num_layers; ++l) model_.layers.push_back(layer(l));
+    const int64_t P = m.per_layer_input_size;
+    if (P == 0) return;
+    const Weight table = source_.need(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight");
+    model_.input_table = weight(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight", table.rows, m.num_layers * P);
+    model_.input_projection = weight(gguf_ ? "per_layer_model_proj.weight" : recipe_.prefix + "per_layer_model_projection.weight", m.num_layers * P, m.hidden_size);
+    model_.input_norm = vector(gguf_ ? "per_layer_proj_norm.weight" : recipe_.prefix + "per_layer_projection_norm.weight", P);
   }
 
  private:
@@ -46,9 +60,10 @@ class Loader {
     for (const auto& [hf, gguf] : gguf_names) {
       if (hf == path) return fmt::format("blk.{}.{}.{}", layer, gguf, suffix);
     }
-    if (path == "input_layernorm") return fmt::format("blk.{}.attn_norm.{}", layer, suffix);
+    // The same Hugging Face name is the norm before the MLP in Llama and one after the attention in Gemma.
+    if (path == "pre_feedforward_layernorm") return fmt::format("blk.{}.ffn_norm.{}", layer, suffix);
     SLUICE_ASSERT(path == "post_attention_layernorm");
-    return fmt::format("blk.{}.ffn_norm.{}", layer, suffix);
+    return fmt::format("blk.{}.{}.{}", layer, recipe_.config.post_norms ? "post_attention_norm" : "ffn_norm", suffix);
   }
 
   Weight weight(const std::string& tensor, int64_t rows, int64_t cols) const {
@@ -86,10 +101,22 @@ class Loader {
     const ModelConfig& m = model_.config;
     DecoderLayer layer{.model = &m, .config = m.layers[static_cast<size_t>(l)]};
     layer.input_norm = vector(name(l, "input_layernorm", "weight"), m.hidden_size);
-    layer.mlp_norm = vector(name(l, "post_attention_layernorm", "weight"), m.hidden_size);
+    layer.mlp_norm = vector(name(l, m.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", "weight"), m.hidden_size);
+    if (m.post_norms) {
+      layer.post_attention_norm = vector(name(l, "post_attention_layernorm", "weight"), m.hidden_size);
+      layer.post_mlp_norm = vector(name(l, "post_feedforward_layernorm", "weight"), m.hidden_size);
+    }
     if (m.qk_norm) {
       layer.q_norm = vector(name(l, "self_attn.q_norm", "weight"), layer.config.head_dim);
-      layer.k_norm = vector(name(l, "self_attn.k_norm", "weight"), layer.config.head_dim);
+      if (layer.config.kv_donor < 0) layer.k_norm = vector(name(l, "self_attn.k_norm", "weight"), layer.config.head_dim);
+    }
+    if (m.layer_scalar) {
+      layer.scalar = source_.read_vector(gguf_ ? fmt::format("blk.{}.layer_output_scale.weight", l) : fmt::format("{}layers.{}.layer_scalar", recipe_.prefix, l)).at(0);
+    }
+    if (m.per_layer_input_size > 0) {
+      layer.post_input_norm = vector(name(l, "post_per_layer_input_norm", "weight"), m.hidden_size);
+      layer.input_gate = linear(l, Module::per_layer_input_gate, false);
+      layer.input_projection = linear(l, Module::per_layer_projection, false);
     }
     layer.q = linear(l, Module::q_proj, recipe_.qkv_bias);
     layer.k = linear(l, Module::k_proj, recipe_.qkv_bias);
@@ -112,6 +139,18 @@ class Loader {
 
 void Model::embed(Context& ctx, Tensor ids, Tensor x) const {
   gather_weight_rows(ctx, {.table = embedding, .ids = ids, .scale = config.embedding_scale, .y = x});
+}
+
+void Model::layer_inputs(Context& ctx, Tensor ids, Tensor e, Tensor u) const {
+  // tok = sqrt(P) table[id], ctx = norm(W e / sqrt(C)) by layer, u = (tok + ctx) / sqrt(2): docs/math/gemma4.md
+  ArenaScope scope(ctx.arena);
+  const float P = static_cast<float>(config.per_layer_input_size), C = static_cast<float>(config.hidden_size);
+  Tensor projected = scope.like(u);
+  linear_forward(ctx, {.weight = input_projection, .x = e, .y = projected});
+  scale_into(ctx, {.x = projected, .y = projected, .scale = 1 / std::sqrt(C)});
+  gather_weight_rows(ctx, {.table = input_table, .ids = ids, .scale = std::sqrt(P), .y = u});
+  rmsnorm_forward(ctx, {.x = projected, .weight = input_norm, .residual = u, .y = u, .groups = config.num_layers, .eps = config.rms_norm_eps});
+  scale_into(ctx, {.x = u, .y = u, .scale = 1 / std::sqrt(2.0F)});
 }
 
 std::vector<Tensor> Model::rope_tables(Context& ctx, const std::vector<int32_t>& positions) const {
@@ -142,6 +181,7 @@ int64_t Model::num_weights() const {
 
 int64_t Model::weight_bytes() const {
   int64_t bytes = embedding.size_bytes() + (config.tied_head ? 0 : head.size_bytes());
+  if (config.per_layer_input_size > 0) bytes += input_table.size_bytes() + input_projection.size_bytes();
   for (const DecoderLayer& l : layers) {
     for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
       if (linear->weight.rows > 0) bytes += linear->weight.size_bytes();

@@ -30,6 +30,9 @@ struct Model {
   Weight embedding, head;  // head is the embedding where they are tied
   Tensor final_norm;       // [C] f32
   std::vector<DecoderLayer> layers;
+  // Gemma 4's per-layer inputs: a table [V, L * P], a projection [L * P, C] and a norm [P]; empty elsewhere.
+  Weight input_table, input_projection;
+  Tensor input_norm;
 
   Model() = default;
   Model(const Model&) = delete;
@@ -37,6 +40,8 @@ struct Model {
 
   // x[n] = embedding_scale * embedding[ids[n]]
   void embed(Context& ctx, Tensor ids, Tensor x) const;
+  // u [N, L * P] from the ids and the embedding's output e [N, C]. Rows of the table are read for these tokens only.
+  void layer_inputs(Context& ctx, Tensor ids, Tensor e, Tensor u) const;
   // Rotary tables of all kinds for these positions (host memory), from ctx.arena.
   std::vector<Tensor> rope_tables(Context& ctx, const std::vector<int32_t>& positions) const;
 

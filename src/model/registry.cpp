@@ -10,6 +10,11 @@ const std::vector<ModelFamily>& model_families() {
       {"mistral", llama_recipe},
       {"qwen2", llama_recipe},
       {"qwen3", llama_recipe},
+      {"gemma2", gemma_recipe},
+      {"gemma3", gemma_recipe},
+      {"gemma3_text", gemma_recipe},
+      {"gemma4", gemma_recipe},
+      {"gemma4_text", gemma_recipe},
   };
   return families;
 }

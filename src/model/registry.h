@@ -6,6 +6,7 @@
 namespace sluice {
 
 ModelRecipe llama_recipe(const WeightSource& source);  // llama, mistral, qwen2, qwen3 (llama.cpp)
+ModelRecipe gemma_recipe(const WeightSource& source);  // gemma2, gemma3, gemma4 (gemma.cpp)
 
 struct ModelFamily {
   const char* name;

@@ -361,7 +361,11 @@ int64_t parse_bytes(const std::string& text, const std::string& setting) {
 }
 
 std::string settings_markdown() {
-  std::string text = "| setting | default | what it is | also called |\n| --- | --- | --- | --- |\n";
+  std::string text =
+      "# Settings of a run\n\nIn YAML or as `--name value`; flags win. Nested names have a dot: `lora_parameters: {rank: 16}` is\n"
+      "`--lora_parameters.rank 16`. Names of mlx-lm where it has them; those of other tools are accepted. One of `iters`, `max_steps` and\n"
+      "`num_epochs` sets the length; without any it is 1,000 iters. Made by `sluice train --settings`.\n\n"
+      "| setting | default | what it is | also called |\n| --- | --- | --- | --- |\n";
   const TrainConfig defaults;
   for (const Setting& s : train_settings()) {
     const Json value = std::visit(ToJson{defaults}, s.field);

@@ -29,20 +29,25 @@ class Stream {
       for (int64_t i = 0; i < batch.spans[s].length; ++i) positions.push_back(static_cast<int32_t>(batch.spans[s].start_position + i));
     }
     inputs_.rope_tables = model.rope_tables(ctx, positions);
+    const int64_t P = model.config.per_layer_input_size;
+    if (P > 0) layer_inputs_ = ctx.arena.tensor(settings.dtype, {N_, model.config.num_layers * P});
     rows_ = to_device(batch.rows);
     targets_ = to_device(batch.targets);
   }
 
   int64_t num_targets() const { return static_cast<int64_t>(batch_.rows.size()); }
   Tensor activations() { return ctx_.arena.tensor(settings_.dtype, {N_, C_}); }
-  void embed(Tensor x) { model_.embed(ctx_, inputs_.ids, x); }
+  void embed(Tensor x) {
+    model_.embed(ctx_, inputs_.ids, x);
+    if (!layer_inputs_.empty()) model_.layer_inputs(ctx_, inputs_.ids, x, layer_inputs_);
+  }
 
   void layer_forward(int64_t l, Tensor x, Tensor y, const DecoderLayer::Saved& saved) {
-    layer(l).forward(ctx_, inputs_, adapter_, x, y, saved, donor_of(l), {});
+    layer(l).forward(ctx_, inputs_, adapter_, x, y, saved, donor_of(l), layer_inputs_);
   }
 
   void layer_backward(int64_t l, const Adapter& grads, Tensor x, const DecoderLayer::Saved& saved, Tensor d, bool need_dx) {
-    layer(l).backward(ctx_, inputs_, adapter_, grads, x, saved, d, need_dx, donor_of(l), {});
+    layer(l).backward(ctx_, inputs_, adapter_, grads, x, saved, d, need_dx, donor_of(l), layer_inputs_);
   }
 
   DecoderLayer::Saved save(int64_t l, Level level) { return {ctx_.arena, layer(l), N_, settings_.dtype, level}; }
@@ -136,7 +141,7 @@ class Stream {
   const StepSettings& settings_;
   int64_t N_, C_;
   LayerInputs inputs_;
-  Tensor rows_, targets_;
+  Tensor rows_, targets_, layer_inputs_;
   std::vector<SharedKv> donors_;
 };
 

@@ -23,6 +23,12 @@ void scatter_rows(Context& ctx, const ScatterRows& args) {
   SLUICE_DISPATCH(ctx, scatter_rows, args);
 }
 
+void gather_columns(Context& ctx, const GatherColumns& args) {
+  SLUICE_ASSERT(args.x.dtype == args.y.dtype && args.x.shape[0] == args.y.shape[0]);
+  SLUICE_ASSERT(args.begin >= 0 && args.begin + args.y.shape[1] <= args.x.shape[1]);
+  SLUICE_DISPATCH(ctx, gather_columns, args);
+}
+
 void scale_into(Context& ctx, const ScaleInto& args) {
   SLUICE_ASSERT(is_float(args.x) && is_float(args.y) && args.x.shape == args.y.shape);
   SLUICE_ASSERT(args.x.data != args.y.data || args.x.dtype == args.y.dtype || args.x.empty());

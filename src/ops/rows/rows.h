@@ -34,7 +34,16 @@ struct ScaleInto {
 };
 void scale_into(Context& ctx, const ScaleInto& args);
 
+// y[n] = x[n, begin : begin + y.shape[1]]
+struct GatherColumns {
+  Tensor x;      // [N, C] f32 or bf16 in
+  int64_t begin = 0;
+  Tensor y;      // [N, columns] dtype of x, out
+};
+void gather_columns(Context& ctx, const GatherColumns& args);
+
 SLUICE_BACKENDS(gather_rows, GatherRows)
+SLUICE_BACKENDS(gather_columns, GatherColumns)
 SLUICE_BACKENDS(scatter_rows, ScatterRows)
 SLUICE_BACKENDS(scale_into, ScaleInto)
 

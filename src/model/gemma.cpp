@@ -1,0 +1,251 @@
+// The Gemma family: Gemma 2, Gemma 3 (text), Gemma 4 (dense text decoders). Which layers are windowed, what rope they have, and what is shared.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/config_reader.h"
+#include "model/registry.h"
+#include "model/rope_config.h"
+
+namespace sluice {
+
+namespace {
+
+enum Rope : int64_t { rope_sliding = 0, rope_full = 1 };
+
+// Multimodal checkpoints keep the text decoder's fields in text_config.
+Json text_config(const WeightSource& source) {
+  const Json& config = source.config();
+  return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"] : config;
+}
+
+// Before "layers.0": the first of the known prefixes that this checkpoint has.
+std::string find_prefix(const WeightSource& source) {
+  for (const char* prefix : {"model.language_model.", "language_model.model.", "model."}) {
+    if (source.contains(std::string(prefix) + "embed_tokens.weight")) return prefix;
+  }
+  throw Error(ErrorCode::bad_file, source.path() + ": no embed_tokens.weight under model., model.language_model. or language_model.model.");
+}
+
+bool by_period(int64_t layer, int64_t period) { return (layer + 1) % period != 0; }
+
+// true: sliding. From layer_types, or the family's rule.
+std::vector<bool> sliding_layers(const ConfigReader& config, int64_t num_layers, int64_t period) {
+  std::vector<bool> sliding;
+  const Json types = config.array_or("layer_types", Json::array());
+  check(types.empty() || static_cast<int64_t>(types.size()) == num_layers, ErrorCode::bad_config,
+        fmt::format("{}: layer_types has {} entries for {} layers", config.where(), types.size(), num_layers));
+  for (int64_t l = 0; l < num_layers; ++l) {
+    sliding.push_back(types.empty() ? by_period(l, period) : types[static_cast<size_t>(l)] == "sliding_attention");
+  }
+  return sliding;
+}
+
+// Gemma 4's full layers rotate a part of the pairs only; the others have frequency 0.
+RopeConfig proportional_rope(const Json& parameters, double theta, int64_t head_dim) {
+  RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim)};
+  const double share = parameters.value("partial_rotary_factor", 1.0), factor = parameters.value("factor", 1.0);
+  const auto rotated = static_cast<size_t>(std::floor(share * static_cast<double>(head_dim) / 2));
+  for (size_t i = 0; i < rope.frequencies.size(); ++i) rope.frequencies[i] = i < rotated ? rope.frequencies[i] / factor : 0;
+  return rope;
+}
+
+RopeConfig rope_of(const Json& parameters, double default_theta, int64_t head_dim, const std::string& where) {
+  if (!parameters.is_object()) return {.frequencies = rope_frequencies(default_theta, head_dim)};
+  const double theta = parameters.value("rope_theta", default_theta);
+  if (parameters.value("rope_type", "default") == "proportional") return proportional_rope(parameters, theta, head_dim);
+  return rope_from_json(parameters, theta, head_dim, where);
+}
+
+void set_ropes(ModelConfig& m, const ConfigReader& config, int64_t sliding_dim, int64_t full_dim, double sliding_theta, double full_theta) {
+  const Json both = config.object_or("rope_parameters", Json::object());
+  const Json sliding = both.value("sliding_attention", Json()), full = both.value("full_attention", config.object_or("rope_scaling", Json()));
+  m.ropes.resize(2);
+  m.ropes[rope_sliding] = rope_of(sliding, sliding_theta, sliding_dim, config.where());
+  m.ropes[rope_full] = rope_of(full, full_theta, full_dim, config.where());
+}
+
+// What all generations have in common, from config.json.
+ModelRecipe base_recipe(const WeightSource& source, const ConfigReader& config, const std::string& type) {
+  ModelRecipe recipe{.prefix = find_prefix(source)};
+  ModelConfig& m = recipe.config;
+  m.model_type = type;
+  m.hidden_size = config.integer("hidden_size");
+  m.num_layers = config.integer("num_hidden_layers");
+  m.vocab_size = source.need(recipe.prefix + "embed_tokens.weight").rows;
+  m.max_position_embeddings = config.integer_or("max_position_embeddings", 0);
+  m.rms_norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6));
+  m.embedding_scale = std::sqrt(static_cast<float>(m.hidden_size));
+  m.tied_head = config.boolean_or("tie_word_embeddings", true);
+  m.post_norms = true;
+  m.activation = Activation::gelu_tanh;
+  m.final_softcap = static_cast<float>(config.number_or("final_logit_softcapping", 0));
+  m.bos_token_id = config.integer_or("bos_token_id", -1);
+  m.eos_token_ids = config.integers("eos_token_id");
+  config.refuse_if_true("attention_bias", "attention biases are not supported for Gemma");
+  const std::string act = config.string_or("hidden_activation", config.string_or("hidden_act", "gelu_pytorch_tanh"));
+  check(act == "gelu_pytorch_tanh", ErrorCode::bad_config, fmt::format("{}: hidden_activation is '{}'; Gemma has gelu_pytorch_tanh", config.where(), act));
+  return recipe;
+}
+
+ModelRecipe gemma2_or_3(const WeightSource& source, const ConfigReader& config, bool three) {
+  ModelRecipe recipe = base_recipe(source, config, three ? "gemma3" : "gemma2");
+  ModelConfig& m = recipe.config;
+  config.refuse_if_true("use_bidirectional_attention", "an encoder is another architecture");
+  m.norm_offset = 1;
+  m.qk_norm = three;
+  const int64_t head_dim = config.integer_or("head_dim", 256);
+  m.attention_scale = 1.0F / std::sqrt(static_cast<float>(config.number_or("query_pre_attn_scalar", 256)));
+  m.attention_softcap = static_cast<float>(config.number_or("attn_logit_softcapping", 0));
+  if (three) set_ropes(m, config, head_dim, head_dim, config.number_or("rope_local_base_freq", 10000), config.number_or("rope_theta", 1e6));
+  else set_ropes(m, config, head_dim, head_dim, config.number_or("rope_theta", 10000), config.number_or("rope_theta", 10000));
+  const std::vector<bool> sliding = sliding_layers(config, m.num_layers, three ? config.integer_or("sliding_window_pattern", 6) : 2);
+  for (int64_t l = 0; l < m.num_layers; ++l) {
+    const bool windowed = sliding[static_cast<size_t>(l)];
+    m.layers.push_back({.num_heads = config.integer_or("num_attention_heads", 8),
+                        .num_kv_heads = config.integer_or("num_key_value_heads", 4),
+                        .head_dim = head_dim,
+                        .intermediate_size = config.integer("intermediate_size"),
+                        .window = windowed ? config.integer_or("sliding_window", 4096) : 0,
+                        .rope = windowed ? rope_sliding : rope_full});
+  }
+  return recipe;
+}
+
+// The last `shared` layers read keys and values of the last layer before them that has their kind of attention.
+void share_keys(ModelConfig& m, const std::vector<bool>& sliding, int64_t shared) {
+  const int64_t first = m.num_layers - shared;
+  for (int64_t l = first; l < m.num_layers; ++l) {
+    int64_t donor = first - 1;
+    while (donor >= 0 && sliding[static_cast<size_t>(donor)] != sliding[static_cast<size_t>(l)]) --donor;
+    check(donor >= 0, ErrorCode::bad_config, fmt::format("layer {} shares keys and values, but no earlier layer has its kind of attention", l));
+    m.layers[static_cast<size_t>(l)].kv_donor = donor;
+    m.layers[static_cast<size_t>(donor)].is_donor = true;
+  }
+}
+
+ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
+  ModelRecipe recipe = base_recipe(source, config, "gemma4");
+  ModelConfig& m = recipe.config;
+  config.refuse_if_true("enable_moe_block", "mixtures of experts (26B-A4B) are not supported");
+  check(config.string_or_any("use_bidirectional_attention", "null") != "all", ErrorCode::bad_config,
+        config.where() + ": use_bidirectional_attention is all; an encoder is another architecture");
+  m.attention_scale = 1;
+  m.qk_norm = m.value_norm = m.layer_scalar = true;
+  m.per_layer_input_size = config.integer_or("hidden_size_per_layer_input", 0);
+  const int64_t sliding_dim = config.integer("head_dim"), full_dim = config.integer_or("global_head_dim", sliding_dim);
+  const bool keys_are_values = config.boolean_or("attention_k_eq_v", false);
+  const int64_t heads = config.integer("num_attention_heads"), kv_heads = config.integer_or("num_key_value_heads", heads);
+  const int64_t full_kv_heads = keys_are_values ? config.integer_or("num_global_key_value_heads", kv_heads) : kv_heads;
+  set_ropes(m, config, sliding_dim, full_dim, 1e4, 1e6);
+  std::vector<bool> sliding = sliding_layers(config, m.num_layers, 6);
+  sliding.back() = false;  // the last layer is full in any case
+  const int64_t shared = config.integer_or("num_kv_shared_layers", 0);
+  const Json overrides = config.object_or("per_layer_config", Json::object());
+  for (int64_t l = 0; l < m.num_layers; ++l) {
+    const bool windowed = sliding[static_cast<size_t>(l)], sharing = l >= m.num_layers - shared;
+    LayerConfig layer{.num_heads = heads,
+                      .num_kv_heads = windowed ? kv_heads : full_kv_heads,
+                      .head_dim = windowed ? sliding_dim : full_dim,
+                      .intermediate_size = config.integer("intermediate_size") * (sharing && config.boolean_or("use_double_wide_mlp", false) ? 2 : 1),
+                      .window = windowed ? config.integer("sliding_window") : 0,
+                      .rope = windowed ? rope_sliding : rope_full,
+                      .values_are_keys = keys_are_values && !windowed};
+    for (const auto& [index, values] : overrides.items()) {
+      if (std::atoll(index.c_str()) != l || !values.is_object()) continue;
+      layer.head_dim = values.value("head_dim", layer.head_dim);
+      layer.num_kv_heads = values.value("num_key_value_heads", layer.num_kv_heads);
+    }
+    m.layers.push_back(layer);
+  }
+  share_keys(m, sliding, shared);
+  return recipe;
+}
+
+// Arrays by layer or one number for all.
+int64_t by_layer(const ConfigReader& config, const std::string& key, int64_t layer, int64_t otherwise) {
+  const std::vector<int64_t> values = config.integers(key);
+  if (values.empty()) return otherwise;
+  return values.size() == 1 ? values.front() : values.at(static_cast<size_t>(layer));
+}
+
+ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
+  const ConfigReader config(source.config(), source.path(), type + ".");
+  ModelRecipe recipe;
+  ModelConfig& m = recipe.config;
+  const bool two = type == "gemma2", three = type == "gemma3", four = type == "gemma4";
+  config.refuse_if_positive("expert_count", "mixtures of experts are not supported");
+  m.model_type = type;
+  m.hidden_size = config.integer("embedding_length");
+  m.num_layers = config.integer("block_count");
+  m.vocab_size = source.need("token_embd.weight").rows;
+  m.max_position_embeddings = config.integer_or("context_length", 0);
+  m.rms_norm_eps = static_cast<float>(config.number_or("attention.layer_norm_rms_epsilon", 1e-6));
+  m.embedding_scale = std::sqrt(static_cast<float>(m.hidden_size));
+  m.tied_head = !source.contains("output.weight");
+  m.post_norms = true;
+  m.activation = Activation::gelu_tanh;
+  m.attention_softcap = two ? static_cast<float>(config.number_or("attn_logit_softcapping", 0)) : 0;
+  m.final_softcap = static_cast<float>(config.number_or("final_logit_softcapping", 0));
+  m.qk_norm = three || four;
+  m.value_norm = m.layer_scalar = four;
+  m.per_layer_input_size = four ? config.integer_or("embedding_length_per_layer_input", 0) : 0;
+  const int64_t heads = config.integer("attention.head_count");
+  const int64_t full_dim = config.integer_or("attention.key_length", m.hidden_size / heads);
+  const int64_t sliding_dim = config.integer_or("attention.key_length_swa", full_dim);
+  // llama.cpp's converters do not write query_pre_attn_scalar: it is the head dimension but for the two 27B models.
+  const bool by_width = (two && m.num_layers == 46) || (three && m.num_layers == 62);
+  m.attention_scale = four ? 1.0F : 1.0F / std::sqrt(static_cast<float>(by_width ? m.hidden_size / heads : full_dim));
+  const double theta = config.number_or("rope.freq_base", 10000);
+  m.ropes.resize(2);
+  m.ropes[rope_sliding] = {.frequencies = rope_frequencies(two ? theta : config.number_or("rope.freq_base_swa", 10000), sliding_dim)};
+  Json scaling = nullptr;
+  if (config.string_or("rope.scaling.type", "none") == "linear") scaling = {{"rope_type", "linear"}, {"factor", config.number_or("rope.scaling.factor", 1)}};
+  m.ropes[rope_full] = rope_from_json(scaling, theta, full_dim, config.where());
+  if (source.contains("rope_freqs.weight")) {
+    const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
+    check(divisors.size() == m.ropes[rope_full].frequencies.size(), ErrorCode::bad_file, source.path() + ": rope_freqs.weight does not fit the head dimension");
+    for (size_t i = 0; i < divisors.size(); ++i) {
+      double& f = m.ropes[rope_full].frequencies[i];
+      f = divisors[i] >= 1e29F ? 0 : f / static_cast<double>(divisors[i]);
+    }
+  }
+  const Json pattern = config.any_or("attention.sliding_window_pattern", three ? Json(6) : Json(2));
+  std::vector<bool> sliding;
+  for (int64_t l = 0; l < m.num_layers; ++l) {
+    sliding.push_back(pattern.is_array() ? pattern.at(static_cast<size_t>(l)) == true : by_period(l, pattern.get<int64_t>()));
+  }
+  const int64_t shared = config.integer_or("attention.shared_kv_layers", 0);
+  for (int64_t l = 0; l < m.num_layers; ++l) {
+    const bool windowed = sliding[static_cast<size_t>(l)];
+    LayerConfig layer{.num_heads = by_layer(config, "attention.head_count", l, heads),
+                      .num_kv_heads = by_layer(config, "attention.head_count_kv", l, heads),
+                      .head_dim = windowed ? sliding_dim : full_dim,
+                      .intermediate_size = by_layer(config, "feed_forward_length", l, 0),
+                      .window = windowed ? config.integer("attention.sliding_window") : 0,
+                      .rope = windowed ? rope_sliding : rope_full};
+    const bool sharing = l >= m.num_layers - shared;
+    layer.values_are_keys = four && !sharing && !source.contains(fmt::format("blk.{}.attn_v.weight", l));
+    m.layers.push_back(layer);
+  }
+  share_keys(m, sliding, shared);
+  const ConfigReader tokenizer(source.config(), source.path(), "tokenizer.ggml.");
+  m.bos_token_id = tokenizer.integer_or("bos_token_id", -1);
+  for (const char* key : {"eos_token_id", "eot_token_id"}) {
+    for (int64_t id : tokenizer.integers(key)) m.eos_token_ids.push_back(id);
+  }
+  return recipe;
+}
+
+}  // namespace
+
+ModelRecipe gemma_recipe(const WeightSource& source) {
+  const std::string type = model_type_of(source);
+  if (source.kind() == SourceKind::gguf) return from_gguf(source, type);
+  const ConfigReader config(text_config(source), source.path() + "/config.json");
+  if (type.starts_with("gemma4")) return gemma4(source, config);
+  return gemma2_or_3(source, config, type.starts_with("gemma3"));
+}
+
+}  // namespace sluice

@@ -1,8 +1,6 @@
 #include "ops/quant/quant.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include <array>
 #include <map>
 
 #include "ops/quant/quant_ref.h"
@@ -113,6 +111,50 @@ TEST_CASE("quant: the reference reads GGUF blocks as the gguf package does") { c
 
 TEST_CASE("quant: the reference reads affine groups as MLX does, for every width and group size") {
   check_golden("affine", 15);
+}
+
+// A tensor's values as the bytes of 32-bit words or of floats.
+template <class T>
+std::vector<std::byte> stored_as(const OracleTensor& tensor) {
+  std::vector<std::byte> bytes(tensor.values.size() * sizeof(T));
+  for (size_t i = 0; i < tensor.values.size(); ++i) {
+    const T value = static_cast<T>(tensor.values[i]);
+    std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+  }
+  return bytes;
+}
+
+TEST_CASE("dequantize: the oracle's affine checkpoints give the oracle's matrix") {
+  for (const auto& [folder, prefix] : std::map<std::string, std::string>{{"llama-gqa-q4g32", "model."},
+                                                                         {"llama-gqa-q4g64", "model."},
+                                                                         {"llama-gqa-q8g64", "model."},
+                                                                         {"llama-gqa-mixed", "model."},
+                                                                         {"minicpm5-like-q4g32", "model."}}) {
+    CAPTURE(folder);
+    const std::string module = "layers.0.mlp.down_proj";
+    const Oracle oracle(folder);
+    const OracleTensor& expected = oracle.tensor("dequant/" + module);
+    const auto model = load_oracle_tensors(oracle.path() / "model.safetensors");
+    const OracleTensor &words = model.at(prefix + module + ".weight"), &scales = model.at(prefix + module + ".scales");
+    const auto data = stored_as<uint32_t>(words), s = stored_as<float>(scales),
+               b = stored_as<float>(model.at(prefix + module + ".biases"));
+    const int64_t rows = expected.shape[0], cols = expected.shape[1];
+    const Weight w = {.format = WeightFormat::affine,
+                      .rows = rows,
+                      .cols = cols,
+                      .data = data.data(),
+                      .scales = s.data(),
+                      .biases = b.data(),
+                      .scale_dtype = DType::f32,
+                      .bits = static_cast<int>(words.shape[1] * 32 / cols),
+                      .group_size = static_cast<int>(cols / scales.shape[1])};
+    for (Isa isa : built_isas()) {
+      TestContext ctx(isa, 2, 1 << 20);
+      Buffer out(DType::f32, {rows, cols});
+      dequantize(ctx, {.weight = w, .out = out});
+      CHECK(to_double(out.tensor) == expected.values);
+    }
+  }
 }
 
 TEST_CASE("dequantize: every format gives the correctly rounded weight on each backend") {

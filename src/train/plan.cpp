@@ -87,6 +87,11 @@ int64_t counted(const PlanRequest& request, Body body) {
   return body(ctx);
 }
 
+// The adapter's numbers lie in another arena; here its layout is what matters.
+Adapter unread_adapter(const PlanRequest& request) {
+  return {request.layout, {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}}};
+}
+
 std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), 0); }
 
 // The searched part of memory, additive over layers: what a level keeps, and what each phase needs above what is kept. Three runs on a
@@ -177,7 +182,7 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   for (const BatchShape& shape : request.validation) {
     const int64_t bytes = counted(request, [&](Context& ctx) {
       const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
-      forward_logps(ctx, request.model, {}, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+      forward_logps(ctx, request.model, unread_adapter(request), {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
                     {.schedule = schedule, .dtype = request.dtype});
       return ctx.arena.peak();
     });
@@ -273,10 +278,8 @@ double fastest_cost(const std::vector<Candidate>& found) {
 int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape, std::vector<PhaseRecord>* log) {
   return counted(request, [&](Context& ctx) {
     const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
-    // The adapter's numbers lie in another arena; its layout is what matters here.
-    const Tensor flat{.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}};
-    const Adapter adapter(request.layout, flat), grads(request.layout, flat);
-    forward_backward(ctx, request.model, adapter, grads, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+    const Adapter adapter = unread_adapter(request);
+    forward_backward(ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
                      {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
                      [](auto, auto) { return 0.0; });
     if (log == nullptr) return ctx.arena.peak();

@@ -36,9 +36,9 @@ void scale_into(Context& ctx, const ScaleInto& args);
 
 // y[n] = x[n, begin : begin + y.shape[1]]
 struct GatherColumns {
-  Tensor x;      // [N, C] f32 or bf16 in
+  Tensor x;  // [N, C] f32 or bf16 in
   int64_t begin = 0;
-  Tensor y;      // [N, columns] dtype of x, out
+  Tensor y;  // [N, columns] dtype of x, out
 };
 void gather_columns(Context& ctx, const GatherColumns& args);
 

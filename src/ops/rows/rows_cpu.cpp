@@ -103,7 +103,9 @@ void gather_columns(Context& ctx, const GatherColumns& args) {
   const int64_t size = size_of(args.y.dtype), from = args.x.shape[1] * size, to = args.y.shape[1] * size;
   const auto* x = static_cast<const std::byte*>(args.x.data) + args.begin * size;
   auto* y = static_cast<std::byte*>(args.y.data);
-  for (int64_t n = 0; n < args.y.shape[0]; ++n) std::memcpy(y + n * to, x + n * from, static_cast<size_t>(to));
+  for_row_blocks(ctx, args.y.shape[0], args.y.shape[1], [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) std::memcpy(y + n * to, x + n * from, static_cast<size_t>(to));
+  });
 }
 
 }  // namespace sluice::SLUICE_CPU

@@ -13,6 +13,13 @@ void gather_rows(int64_t M, int64_t C, const T* x, const int32_t* index, T* y) {
 }
 
 template <class T>
+void gather_columns(int64_t N, int64_t C, const T* x, int64_t begin, int64_t count, T* y) {
+  for (int64_t n = 0; n < N; ++n) {
+    for (int64_t c = 0; c < count; ++c) y[n * count + c] = x[n * C + begin + c];
+  }
+}
+
+template <class T>
 void scatter_rows(int64_t M, int64_t N, int64_t C, const T* x, const T* weight, const int32_t* index, T* y) {
   for (int64_t i = 0; i < N * C; ++i) y[i] = 0;
   for (int64_t m = 0; m < M; ++m) {

@@ -49,6 +49,24 @@ TEST_CASE("gather_rows: the rows asked for, bit for bit, repeats allowed") {
   }
 }
 
+TEST_CASE("gather_columns: a run of columns of every row, bit for bit") {
+  const int64_t N = 300, C = 101;
+  const std::vector<float> x = random_values(static_cast<size_t>(N * C), 6);
+  for (auto [begin, count] : {std::pair<int64_t, int64_t>{0, 101}, {0, 1}, {100, 1}, {17, 64}, {5, 0}}) {
+    std::vector<float> expected(static_cast<size_t>(N * count));
+    ref::gather_columns<float>(N, C, x.data(), begin, count, expected.data());
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (Isa isa : built_isas()) {
+        TestContext ctx(isa, 2, 1 << 16);
+        Buffer xb(dtype, {N, C}, x), y(dtype, {N, count});
+        fill(y, NAN);
+        gather_columns(ctx, {.x = xb, .begin = begin, .y = y});
+        CHECK(to_double(y.tensor) == to_double(expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("scatter_rows: weighted rows land where they belong, repeats add up in order, all else is zero") {
   for (int64_t C : {1, 7, 64, 1000}) {
     CAPTURE(C);
@@ -125,6 +143,7 @@ TEST_CASE("rows: what does not fit is our own mistake and caught") {
   CHECK_THROWS_AS(scatter_rows(ctx, {.x = x, .weight = weight, .index = view(outside), .y = y}), Error);
   CHECK_THROWS_AS(scatter_rows(ctx, {.x = x, .weight = weight, .index = view(unsorted), .y = y}), Error);
   CHECK_THROWS_AS(scale_into(ctx, {.x = x, .y = narrow}), Error);
+  CHECK_THROWS_AS(gather_columns(ctx, {.x = x, .begin = 2, .y = narrow}), Error);
 }
 
 }  // namespace

@@ -320,7 +320,9 @@ SLUICE_INLINE void score_gradient_row(const float* s, const float* dp, int64_t n
   const float scale = shape.scale, scaled_delta = delta * scale, per_cap = capped ? 1.0F / shape.softcap : 0.0F;
   for (int64_t j = 0; j < n; j += lanes) {
     const F32 score = load(s + j);
-    const F32 e = exp2_scaled(capped ? score - lse : score * scale - lse, log2_e, lowest);
+    F32 scaled = capped ? score : score * scale;
+    __asm__("" : "+v"(scaled));  // no fused subtraction: where one key has all the weight, lse is this rounded product and p is 1
+    const F32 e = exp2_scaled(scaled - lse, log2_e, lowest);
     F32 d = e * (load(dp + j) * scale - scaled_delta);
     if constexpr (capped) {
       const F32 t = e > 0.0F ? score * per_cap : F32{};  // hidden scores are -inf

@@ -119,6 +119,47 @@ TEST_CASE("attention: a token that sees itself only passes v on, and its score h
   }
 }
 
+TEST_CASE("attention: scores in the thousands neither overflow nor blur the softmax") {
+  const AttentionProblem p = attention_problem(heads(2, 1, 512, 40.0F), Spans::one(140));
+  const auto exact = reference_attention<double>(p);
+  const auto plain = reference_attention<float>(p);
+  for (Isa isa : built_isas()) {
+    TestContext context(isa, 2, 8 << 20);
+    AttentionRun run(p, DType::f32);
+    run.forward(context, p);
+    run.backward(context, p);
+    check_close(to_double(run.o), exact.o, to_double(plain.o), DType::f32);
+    check_close(to_double(run.lse), exact.lse, to_double(plain.lse), DType::f32);
+    check_close(to_double(run.dv), exact.dv, to_double(plain.dv), DType::f32);
+    // Nearly all weight lies on one key, so ds = p (dp - delta) cancels: bounded by the rounding of dp, which is of the size of |do| |v|.
+    const double bound = 0x1p-20 * 40 * 512;
+    CHECK(max_difference(to_double(run.dq), exact.dq) < bound);
+    CHECK(max_difference(to_double(run.dk), exact.dk) < bound);
+  }
+}
+
+TEST_CASE("attention: a NaN is not swallowed, and stays in the rows that see it") {
+  AttentionProblem p = attention_problem(heads(2, 1, 16, 0.3F), Spans({{-1, 40}, {-1, 60}}));
+  p.q[static_cast<size_t>(50 * p.wide() + 3)] = std::numeric_limits<float>::quiet_NaN();  // token 50, head 0
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (Isa isa : built_isas()) {
+      TestContext context(isa, 2, 8 << 20);
+      AttentionRun run(p, dtype);
+      run.forward(context, p);
+      run.backward(context, p);
+      const auto o = to_double(run.o), dq = to_double(run.dq), dk = to_double(run.dk);
+      for (int64_t i = 0; i < p.N(); ++i) {
+        for (int64_t c = 0; c < p.wide(); ++c) {
+          const auto at = static_cast<size_t>(i * p.wide() + c);
+          CHECK(std::isnan(o[at]) == (i == 50 && c < 16));
+          CHECK(std::isnan(dq[at]) == (i == 50 && c < 16));
+        }
+        if (i >= 40 && i <= 50) CHECK(std::isnan(dk[static_cast<size_t>(i * p.narrow())]));
+      }
+    }
+  }
+}
+
 TEST_CASE("attention_forward: misuse is refused") {
   const AttentionProblem p = attention_problem(heads(2, 1, 8, 0.3F), Spans::one(5));
   TestContext context(Isa::avx2);

@@ -1,0 +1,28 @@
+// oneDNN's matmul primitives, cached by shape for the life of the process and run on the calling thread alone. Only gemm.cpp
+// includes this.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace sluice {
+
+// Everything that a primitive depends on; pointers are not part of it.
+struct GemmKey {
+  int64_t m, n, k, lda, ldb, ldc;
+  DType dtype, c_dtype;
+  bool transpose_a, transpose_b, add;
+  bool operator==(const GemmKey&) const = default;
+};
+
+// Whether oneDNN multiplies this dtype by "brg" (brgemm) on this CPU. The tests measure that the bits of an element then depend on
+// its row of A, its column of B and k alone; but it takes only packed operands (leading dimension = columns).
+bool has_brgemm(DType dtype);
+
+// These create the primitive at the first use of its key. Throw Error(device) when oneDNN refuses.
+int64_t primitive_scratch_bytes(const GemmKey& key);
+void run_primitive(const GemmKey& key, const void* a, const void* b, void* c, std::byte* scratch);
+
+}  // namespace sluice

@@ -22,7 +22,7 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string model, adapter, data, out, precision = "bf16";
+  std::string model, adapter, data, out, chat_template, precision = "bf16";
   int64_t max_tokens = 256, batch_size = 8, limit = 0, max_seq_length = 1 << 20;
   int threads = 0;
   bool full = false;
@@ -33,7 +33,11 @@ struct Loaded {
   explicit Loaded(const Options& o)
       : model(load_model(o.model)), text(load_model_text(*model->source)), adapters(model->config),
         pool(o.threads > 0 ? o.threads : ThreadPool::default_threads()) {
-    if (!o.adapter.empty()) adapters.mount("adapter", o.adapter);
+    if (!o.adapter.empty()) {
+      adapters.mount("adapter", o.adapter);
+      text.use_template_of(o.adapter);
+    }
+    if (!o.chat_template.empty()) text.use_template(o.chat_template);
   }
   Adapter adapter() const { return adapters.get(adapters.names().empty() ? "" : "adapter"); }
 
@@ -140,6 +144,7 @@ void add_common(CLI::App& command, Options& o) {
   command.add_option("-m,--model", o.model, "base model: a folder (Hugging Face or MLX) or a .gguf file")->required();
   command.add_option("--adapter,--adapter-path", o.adapter, "folder of a PEFT or mlx-lm adapter");
   command.add_option("--data", o.data, "the .jsonl file")->required();
+  command.add_option("--chat-template", o.chat_template, "file with a Jinja chat template; default: the adapter's, else the model's");
   command.add_option("-o,--out", o.out, "also write the result as JSON");
   command.add_option("--precision", o.precision, "bf16 or fp32")->check(CLI::IsMember({"bf16", "fp32"}))->capture_default_str();
   command.add_option("--threads", o.threads, "0: every core this process may use")->check(CLI::Range(0, 1024))->capture_default_str();

@@ -19,7 +19,7 @@ namespace {
 volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
-  std::string model, adapter, prompt, prompt_file, system, precision = "bf16";
+  std::string model, adapter, prompt, prompt_file, system, chat_template, precision = "bf16";
   bool raw = false, quiet = false, logits = false;
   std::vector<int32_t> ids;
   int64_t max_tokens = 256, max_kv_size = 0;
@@ -49,9 +49,13 @@ std::vector<int32_t> prompt_ids(const Options& o, const ModelText& text) {
 
 void generate(const Options& o) {
   const std::unique_ptr<Model> model = load_model(o.model);
-  const ModelText text = load_model_text(*model->source);
+  ModelText text = load_model_text(*model->source);
   AdapterSet adapters(model->config);
-  if (!o.adapter.empty()) adapters.mount("adapter", o.adapter);
+  if (!o.adapter.empty()) {
+    adapters.mount("adapter", o.adapter);
+    text.use_template_of(o.adapter);
+  }
+  if (!o.chat_template.empty()) text.use_template(o.chat_template);
   GenerateRequest request{.prompt = prompt_ids(o, text), .stop_ids = text.stop_ids, .max_new_tokens = o.max_tokens, .sampler = o.sampler};
   for (int32_t id : request.prompt) {
     check(id >= 0 && id < model->config.vocab_size, ErrorCode::bad_config,
@@ -87,6 +91,7 @@ void add_generate(CLI::App& app) {
   command->add_option("--prompt-file", o->prompt_file, "file with the prompt; - reads standard input");
   command->add_option("--ids", o->ids, "token ids instead of a text, separated by commas")->delimiter(',');
   command->add_option("--system,--system-prompt", o->system, "system message");
+  command->add_option("--chat-template", o->chat_template, "file with a Jinja chat template; default: the adapter's, else the model's");
   command->add_flag("--raw,--ignore-chat-template", o->raw, "the prompt is plain text: no chat template");
   command->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   command->add_option("--max-kv-size", o->max_kv_size, "room for prompt and answer in tokens; default: what is needed");

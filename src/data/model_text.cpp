@@ -17,7 +17,7 @@ namespace {
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  check(file.good(), ErrorCode::bad_file, fmt::format("{}: cannot be read; a model folder needs it", path.string()));
+  check(file.good(), ErrorCode::bad_file, fmt::format("{}: cannot be read; it is needed here", path.string()));
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
@@ -32,13 +32,16 @@ std::vector<int32_t> ids_of(const Json& object, const char* key) {
   return ids;
 }
 
+void set_template(ModelText& text, std::string source) {
+  text.template_source = std::move(source);
+  const auto name = [&](std::optional<int32_t> id) { return id ? std::string(text.tokenizer.token_text(*id)) : std::string(); };
+  text.chat = ChatTemplate::from_source(text.template_source, name(text.tokenizer.bos_id()), name(text.tokenizer.eos_id()));
+}
+
 ModelText finish(Tokenizer tokenizer, std::string template_source) {
-  ModelText text{.tokenizer = std::move(tokenizer), .template_source = std::move(template_source)};
+  ModelText text{.tokenizer = std::move(tokenizer)};
   text.stop_ids = text.tokenizer.stop_ids();
-  if (!text.template_source.empty()) {
-    const auto name = [&](std::optional<int32_t> id) { return id ? std::string(text.tokenizer.token_text(*id)) : std::string(); };
-    text.chat = ChatTemplate::from_source(text.template_source, name(text.tokenizer.bos_id()), name(text.tokenizer.eos_id()));
-  }
+  if (!template_source.empty()) set_template(text, std::move(template_source));
   return text;
 }
 
@@ -101,6 +104,19 @@ ModelText from_folder(const WeightSource& source) {
 }
 
 }  // namespace
+
+void ModelText::use_template(const std::string& path) {
+  try {
+    set_template(*this, read_text(path));
+  } catch (Error& e) {
+    throw e.while_doing(path);
+  }
+}
+
+void ModelText::use_template_of(const std::string& adapter_folder) {
+  const fs::path path = fs::path(adapter_folder) / "chat_template.jinja";
+  if (fs::exists(path)) use_template(path.string());
+}
 
 const ChatTemplate& ModelText::need_chat() const {
   check(chat.has_value(), ErrorCode::bad_config,

@@ -17,6 +17,11 @@ struct ModelText {
   std::string template_source;       // as the model has it
   std::vector<int32_t> stop_ids;     // end of text and end of turn
 
+  // Another template than the model's: a file with a Jinja program. Throws as load_model_text.
+  void use_template(const std::string& path);
+  // The template that an adapter was trained with, where its folder holds one (chat_template.jinja).
+  void use_template_of(const std::string& adapter_folder);
+
   // The template, or Error(bad_config) saying that the model has none.
   const ChatTemplate& need_chat() const;
 };

@@ -101,15 +101,18 @@ class DecodeStep {
       if (model_.config.value_norm) head_norm(v, {}, c);
       for (int64_t b = 0; b < B_; ++b) {
         KvCache& cache = *caches_[static_cast<size_t>(b)];
-        scale_into(ctx_, {.x = k.rows(b, 1), .y = cache.layer(index).k.rows(cache.length(), 1)});
-        scale_into(ctx_, {.x = v.rows(b, 1), .y = cache.layer(index).v.rows(cache.length(), 1)});
+        const KvCache::Layer& kept = cache.layer(index);
+        const int64_t row = kept.row_of(cache.length());
+        scale_into(ctx_, {.x = k.rows(b, 1), .y = kept.kv.k.rows(row, 1)});
+        scale_into(ctx_, {.x = v.rows(b, 1), .y = kept.kv.v.rows(row, 1)});
       }
     }
     std::vector<AttentionDecode::Sequence> sequences;
     for (KvCache* cache : caches_) {
       const int64_t end = cache->length() + 1;
-      sequences.push_back({.k = cache->layer(index).k, .v = cache->layer(index).v,
-                           .begin = c.window > 0 ? std::max<int64_t>(0, end - c.window) : 0, .end = end});
+      const KvCache::Layer& kept = cache->layer(index);
+      sequences.push_back({.k = kept.kv.k, .v = kept.kv.v, .begin = c.window > 0 ? std::max<int64_t>(0, end - c.window) : 0, .end = end,
+                           .ring = kept.ring});
     }
     const AttentionShape shape{.num_heads = c.num_heads, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim,
                                .scale = model_.config.attention_scale, .window = c.window, .softcap = model_.config.attention_softcap};

@@ -10,6 +10,7 @@
 #include "ops/common/copy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rows/rows.h"
 
 namespace sluice {
 
@@ -21,6 +22,21 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 // A long prompt runs through the layers in tiles of this many tokens.
 constexpr int64_t prefill_tile = 1024;
+
+SharedKv whole_kv(ArenaScope& scope, const DecoderLayer& layer, int64_t N, DType dtype) {
+  const Shape shape{N, layer.config.num_kv_heads * layer.config.head_dim};
+  return {.k = scope.tensor(dtype, shape), .v = scope.tensor(dtype, shape), .dk = {}, .dv = {}};
+}
+
+// The last `ring` tokens' rows into a ring, in at most two runs of rows.
+void keep_last(Context& ctx, const SharedKv& from, const KvCache::Layer& to, int64_t N) {
+  for (int64_t token = std::max<int64_t>(0, N - to.ring); token < N;) {
+    const int64_t row = to.row_of(token), count = std::min(to.ring - row, N - token);
+    scale_into(ctx, {.x = from.k.rows(token, count), .y = to.kv.k.rows(row, count)});
+    scale_into(ctx, {.x = from.v.rows(token, count), .y = to.kv.v.rows(row, count)});
+    token += count;
+  }
+}
 
 // A prompt through all layers; keys and values land in the cache, the last row's logits in `logits` [1, V].
 void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span<const int32_t> prompt, KvCache& cache, DType dtype,
@@ -42,11 +58,19 @@ void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span
     u = scope.tensor(dtype, {N, model.config.num_layers * model.config.per_layer_input_size});
     model.layer_inputs(ctx, inputs.ids, x, u);
   }
+  std::vector<SharedKv> donors(model.layers.size());  // whole keys and values, as long as a later layer reads them
   for (int64_t l = 0; l < model.config.num_layers; ++l) {
-    SharedKv kv = cache.layer(l);  // the layer writes its keys and values where a donor would
-    kv.k = kv.k.rows(0, N);
-    kv.v = kv.v.rows(0, N);
-    model.layers[static_cast<size_t>(l)].forward(ctx, inputs, adapter, x, y, {}, &kv, u);
+    const DecoderLayer& layer = model.layers[static_cast<size_t>(l)];
+    KvCache::Layer& kept = cache.layer(l);
+    if (layer.config.is_donor && kept.ring > 0) donors[static_cast<size_t>(l)] = whole_kv(scope, layer, N, dtype);
+    ArenaScope own(ctx.arena);
+    SharedKv kv;  // the layer writes its keys and values where a donor would
+    if (layer.config.kv_donor >= 0) kv = donors[static_cast<size_t>(layer.config.kv_donor)];
+    else if (layer.config.is_donor) kv = donors[static_cast<size_t>(l)];
+    else if (kept.ring > 0) kv = whole_kv(own, layer, N, dtype);
+    if (kv.k.empty()) kv = {.k = kept.kv.k.rows(0, N), .v = kept.kv.v.rows(0, N), .dk = {}, .dv = {}};
+    layer.forward(ctx, inputs, adapter, x, y, {}, &kv, u);
+    if (layer.config.kv_donor < 0 && kept.ring > 0) keep_last(ctx, kv, kept, N);
     std::swap(x, y);
   }
   Tensor h = scope.tensor(dtype, {1, model.config.hidden_size});

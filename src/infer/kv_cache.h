@@ -9,22 +9,27 @@ namespace sluice {
 
 class KvCache {
  public:
-  // Room for `capacity` tokens; taken from the arena and lives as long as what was taken. A sharing layer has no room of its own.
+  // Where one layer's keys and values lie: rows of tokens, or the last `ring` of them, token t in row t % ring.
+  struct Layer {
+    SharedKv kv;       // [rows, K * D]
+    int64_t ring = 0;  // 0: every token has its row
+    int64_t row_of(int64_t token) const { return ring > 0 ? token % ring : token; }
+  };
+
+  // Room for `capacity` tokens, or for the window's in windowed layers; taken from the arena and lives as long as what was taken. A sharing
+  // layer has no room of its own.
   KvCache(Arena& arena, const Model& model, int64_t capacity, DType dtype);
 
   int64_t capacity() const { return capacity_; }
   int64_t length() const { return length_; }  // tokens held
   void set_length(int64_t length) { length_ = length; }
 
-  // What layer l reads: its own rows or its donor's. [capacity, K * D]
-  SharedKv& layer(int64_t l) { return slots_[index_[static_cast<size_t>(l)]]; }
-
-  // Bytes for one token in all layers.
-  static int64_t bytes_per_token(const Model& model, DType dtype);
+  // What layer l reads: its own rows or its donor's.
+  Layer& layer(int64_t l) { return slots_[index_[static_cast<size_t>(l)]]; }
 
  private:
   int64_t capacity_ = 0, length_ = 0;
-  std::vector<SharedKv> slots_;
+  std::vector<Layer> slots_;
   std::vector<size_t> index_;
 };
 

@@ -19,6 +19,7 @@ const std::vector<Setting>& train_settings() {
       {"model", &C::model, "base model: a folder (Hugging Face or MLX) or a .gguf file", {"model_name_or_path", "base_model"}},
       {"data", &C::data, "a folder with train.jsonl (and valid.jsonl), or one .jsonl file", {"dataset", "train_file"}},
       {"adapter_path", &C::adapter_path, "folder for the adapter, checkpoints and metrics", {"output_dir"}},
+      {"chat_template", &C::chat_template, "file with a Jinja chat template in place of the model's own", {"chat_template_path"}},
       {"objective", &C::objective, "what is minimised", {"train_mode"}, {"sft"}},
       {"max_seq_length", &C::max_seq_length, "longest row in tokens; longer rows are dropped and counted", {"max_length", "sequence_len", "cutoff_len"}, {}, 2, 1 << 24},
       {"truncate", &C::truncate, "cut rows longer than max_seq_length at the end instead of dropping them"},
@@ -44,6 +45,8 @@ const std::vector<Setting>& train_settings() {
       {"lora_parameters.alpha", &C::alpha, "scale = alpha / rank; 0: scale is given", {"lora_alpha", "alpha"}, {}, 0, 1e6},
       {"lora_parameters.dropout", &C::dropout, "dropout on the adapter's input", {"lora_dropout", "dropout"}, {}, 0, 0.999},
       {"lora_parameters.keys", &C::keys, "modules to adapt, by path or its end; empty: every linear layer", {"lora_target_modules", "target_modules", "keys"}},
+      {"lora_parameters.rank_pattern", &C::rank_pattern, "ranks of single modules, as path=rank by path or its end, the first match wins", {"rank_pattern"}},
+      {"lora_parameters.alpha_pattern", &C::alpha_pattern, "alphas of single modules, as path=alpha", {"alpha_pattern"}},
       {"num_layers", &C::num_layers, "adapt only the last n layers; -1: all", {"lora_layers"}, {}, -1, 1e6},
       {"rs_lora", &C::rs_lora, "scale = alpha / sqrt(rank)", {"use_rslora", "peft_use_rslora"}},
       {"steps_per_report", &C::steps_per_report, "optimizer steps between lines of progress", {"logging_steps"}, {}, 1, 1e9},
@@ -187,7 +190,11 @@ class Reader {
       const std::string name = prefix + pair.first.as<std::string>();
       const std::string where = fmt::format("{}:{}", path, pair.first.Mark().line + 1);
       const YAML::Node& value = pair.second;
-      if (value.IsMap()) {
+      if (value.IsMap() && name.ends_with("_pattern")) {
+        std::string joined;
+        for (const auto& item : value) joined += (joined.empty() ? "" : ",") + item.first.as<std::string>() + "=" + scalar(item.second, name, where);
+        set(name, joined, where);
+      } else if (value.IsMap()) {
         yaml(value, name + ".", path);
       } else if (name == "lr_schedule.arguments") {
         arguments(value, where);
@@ -286,6 +293,13 @@ std::vector<std::string> validate(const TrainConfig& config) {
   }
   if (config.tile % 256 != 0) problems.push_back(fmt::format("tile is {}; it must be a multiple of 256", config.tile));
   if (config.rs_lora && config.alpha == 0) problems.emplace_back("rs_lora needs lora_parameters.alpha");
+  for (const auto* patterns : {&config.rank_pattern, &config.alpha_pattern}) {
+    for (const std::string& entry : *patterns) {
+      const size_t equals = entry.find('=');
+      const auto value = equals == std::string::npos ? std::nullopt : parse_double(entry.substr(equals + 1));
+      if (!value || equals == 0 || *value <= 0) problems.push_back(fmt::format("'{}' in a pattern of lora_parameters; needed path=number, e.g. down_proj=4", entry));
+    }
+  }
   if (config.memory != "auto") {
     try {
       parse_bytes(config.memory, "memory");

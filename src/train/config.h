@@ -19,7 +19,7 @@ namespace sluice {
 
 struct TrainConfig {
   // what
-  std::string model, data, adapter_path = "adapters", objective = "sft";
+  std::string model, data, adapter_path = "adapters", objective = "sft", chat_template;
   // data
   int64_t max_seq_length = 2048;
   bool truncate = false, mask_prompt = true, shuffle = true;
@@ -36,7 +36,7 @@ struct TrainConfig {
   // adapter
   int64_t rank = 8;
   double scale = 2, alpha = 0, dropout = 0;
-  std::vector<std::string> keys;
+  std::vector<std::string> keys, rank_pattern, alpha_pattern;
   int64_t num_layers = -1;
   bool rs_lora = false;
   // reports and files

@@ -77,6 +77,7 @@ Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progr
   progress_.phase("opening " + config.model);
   model_ = load_model(config.model);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
+  if (!config.chat_template.empty()) text_->use_template(config.chat_template);
   load_data();
   layout_ = AdapterLayout(model_->config, adapter_spec(config_));
   find_lengths();
@@ -117,6 +118,12 @@ void Run::load_data() {
 AdapterSpec adapter_spec(const TrainConfig& config) {
   AdapterSpec spec{.rank = config.rank, .rank_stabilised = config.rs_lora, .dropout = static_cast<float>(config.dropout),
                    .targets = config.keys, .last_layers = config.num_layers};
+  const auto split = [](const std::string& entry) {
+    const size_t equals = entry.find('=');
+    return std::pair(entry.substr(0, equals), std::stod(entry.substr(equals + 1)));
+  };
+  for (const std::string& entry : config.rank_pattern) spec.rank_pattern.emplace_back(split(entry).first, static_cast<int64_t>(split(entry).second));
+  for (const std::string& entry : config.alpha_pattern) spec.alpha_pattern.push_back(split(entry));
   spec.alpha = static_cast<float>(config.alpha > 0 ? config.alpha : config.scale * static_cast<double>(config.rank));
   return spec;
 }

@@ -44,28 +44,30 @@ struct Lengths {
 struct Set {
   const char* name;
   uint64_t seed;
-  int rows;       // no multiple of `stride`
-  bool held_out;  // which topics
+  int rows;              // no multiple of `stride`
+  bool held_out;         // which topics
+  int tokens_per_topic;  // at least: a short conversation has few topics
   std::vector<Lengths> lengths;
 };
 
+// Training rows have more topics than the held-out ones: 1.4 times the boundaries for the same tokens, 5 points more after
+// 220,000 tokens (measured).
 const std::vector<Set> recipe = {
-    {"train", 1, 550, false, {{70, 200, 350}, {22, 350, 600}, {8, 600, 1200}}},
-    {"valid", 2, 16, false, {{70, 200, 350}, {22, 350, 600}, {8, 600, 1200}}},
-    {"heldout", 3, 25, true, {{60, 250, 450}, {28, 450, 800}, {12, 800, 1500}}},
+    {"train", 1, 530, false, 50, {{70, 200, 350}, {22, 350, 600}, {8, 600, 1200}}},
+    {"valid", 2, 16, false, 50, {{70, 200, 350}, {22, 350, 600}, {8, 600, 1200}}},
+    {"heldout", 3, 25, true, 80, {{60, 250, 450}, {28, 450, 800}, {12, 800, 1500}}},
 };
-const Set long_set = {"long", 4, 12, true, {{34, 2000, 3000}, {33, 3000, 5000}, {33, 5000, 7900}}};
+const Set long_set = {"long", 4, 12, true, 80, {{34, 2000, 3000}, {33, 3000, 5000}, {33, 5000, 7900}}};
 
 constexpr int stride = 37;  // spreads the lengths over a file
 constexpr int min_topics = 2, max_topics = 6;
-constexpr int tokens_per_topic = 80;       // a short conversation has few topics
 constexpr double bytes_per_token = 3.5;    // of SmolLM2's tokenizer on this text
 constexpr int two_sentences_percent = 40;  // of the messages
 constexpr int opener_with_more_percent = 60;
 constexpr int closing_percent = 35;  // chunks that end with one of `closings`
 
 // The ids of messages, in random order in each conversation. Two letters that are one token for SmolLM2, so that copying an id is
-// one step, and no words: 550 rows teach that where they do not teach "m17" (94 against 87 points, measured).
+// one step, and no words: 530 rows teach that where they do not teach "m17" (94 against 87 points, measured).
 constexpr const char* ids =
     "aa ab ac ae af ag ah ai aj ak al ao ap aq ar au av aw ay az ba bb bc bd bf bg bh bi bl bm bn bo bp br bs bt bu ca "
     "cb cc cd ce cf ch ci ck cl cm cn co cp cr cs ct cu cv cx cy cz da db dc dd de df dh di dk dl dm dn dp dq dr ds dt "
@@ -277,7 +279,7 @@ Json make_row(const Set& set, int row, const Stock& stock) {
     if (100 * (row * stride % set.rows) < done * set.rows) break;
   }
   const int tokens = random.between(set.lengths[which].min_tokens, set.lengths[which].max_tokens);
-  const int most = std::clamp(tokens / tokens_per_topic, min_topics, max_topics);
+  const int most = std::clamp(tokens / set.tokens_per_topic, min_topics, max_topics);
   const int count = random.between(min_topics, most);
 
   std::vector<size_t> order(topics.size());

@@ -2,6 +2,8 @@
 // the block of the weight. An item of work is a few rows; within it the units of the vocabulary follow in order, so each row's sums
 // have one order. A unit in which all coefficients of a row are below `skip_below` counts as zero for that row, whatever
 // the other rows of the item do; its product is left out when no row of the item needs it.
+#include <immintrin.h>
+
 #include <cmath>
 #include <cstring>
 

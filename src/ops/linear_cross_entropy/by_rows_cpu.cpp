@@ -1,12 +1,15 @@
-// By rows. A chunk of rows keeps its logits for the whole vocabulary; the gradient follows once lse is known. The backward
+// By rows. A chunk of rows keeps its exponentials for the whole vocabulary; the gradient follows once lse is known. The backward
 // of a chunk runs in one walk over the panels with the forward of the next, so that a panel is dequantised once for both:
 //
-//   round r:   prepare panel r       dequantise it; coefficients of the previous chunk from its logits
+//   round r:   prepare panel r       dequantise it; coefficients of the previous chunk from its exponentials
 //              backward panel r - 1  dh += coefficients x panel              (previous chunk)
-//              forward panel r - 2   logits = h x panel^T, over the old ones   (next chunk)
+//              forward panel r - 2   h x panel^T -> exponentials, over the old ones   (next chunk)
 //
 // The parts of a round are independent items for the pool; rounds are separated by its join.
+#include <immintrin.h>
+
 #include <cmath>
+#include <type_traits>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
@@ -32,6 +35,9 @@ class ByRows {
   void run();
 
  private:
+  // Half keeps three bits more than the coefficients of bf16 operands have.
+  using Kept = std::conditional_t<std::is_same_v<T, bf16>, Half, float>;
+
   Chunk chunk(int64_t i) const;
   Grid backward_grid(const Chunk& chunk) const;
   Grid forward_grid(const Chunk& chunk, int64_t panel) const;
@@ -60,9 +66,10 @@ class ByRows {
   const Panels panels_;
   const int64_t rows_, capacity_, stride_;
   const bool in_place_;
-  float* logits_;   // [capacity, stride]; as unit_sum keeps them
+  Kept* kept_;      // [capacity, stride], of unit_sum
   UnitSums sums_;   // of `capacity` rows
   float* dh_;       // [capacity, C]
+  float* at_target_;  // [capacity]: coefficients of the targets
   T* coefficients_[coefficient_buffers] = {};
   T* panel_[panel_buffers] = {};
   int64_t z_bytes_, product_bytes_;
@@ -79,9 +86,10 @@ ByRows<T>::ByRows(Context& ctx, const LinearCrossEntropyByRows& args)
       stride_(round_up(panels_.V, 16)),
       in_place_(usable_in_place(args.weight, args.h.dtype)) {
   Arena& arena = ctx.arena;
-  logits_ = arena.array<float>(capacity_ * stride_);
+  kept_ = arena.array<Kept>(capacity_ * stride_);
   sums_ = make_unit_sums(arena, capacity_, panels_);
   dh_ = arena.array<float>(capacity_ * panels_.C);
+  at_target_ = arena.array<float>(capacity_);
   for (int64_t b = 0; b < at_most(coefficient_buffers, panels_.count); ++b) coefficients_[b] = arena.array<T>(capacity_ * panels_.width);
   if (!in_place_) {
     for (int64_t b = 0; b < at_most(panel_buffers, panels_.count); ++b) panel_[b] = arena.array<T>(panels_.width * panels_.C);
@@ -148,24 +156,18 @@ void ByRows<T>::dequantize_part(int64_t panel, int64_t item) {
 // One row's coefficients (onehot - p) dl/dz of a panel, rounded to T.
 template <class T>
 void ByRows<T>::make_coefficients(const Chunk& chunk, int64_t panel, int64_t row) {
-  const int64_t columns = panels_.columns(panel), begin = panels_.begin(panel), n = chunk.begin + row;
-  const float* kept = logits_ + row * stride_ + begin;
+  const int64_t columns = panels_.columns(panel), begin = panels_.begin(panel);
+  const Kept* kept = kept_ + row * stride_ + begin;
   T* out = coefficients(panel) + row * columns;
-  const float lse = args_.lse.as<float>()[n], inverse_cap = args_.softcap > 0 ? 1.0F / args_.softcap : 0.0F;
   for (int64_t u = 0; u < columns; u += unit_columns) {
     const float factor = -sums_.max[row * sums_.stride + (begin + u) / unit_columns];
     const int64_t end = at_most(u + unit_columns, columns);
-    for (int64_t c = u; c < end; c += lanes) {
-      const F32 l = load(kept + c);
-      const F32 k = args_.softcap > 0 ? -exp(l - lse) * cap_slope(l, inverse_cap) : l * factor;
-      if (c + lanes <= end) store(out + c, k);
-      else store_part(out + c, k, end - c);
-    }
+    int64_t c = u;
+    for (; c + lanes <= end; c += lanes) store(out + c, load(kept + c) * factor);
+    if (c < end) store_part(out + c, load(kept + c) * factor, end - c);
   }
-  const int64_t target = args_.targets.as<int32_t>()[n] - begin;
-  if (target < 0 || target >= columns) return;
-  const float slope = args_.softcap > 0 ? cap_slope(splat(kept[target]), inverse_cap)[0] : 1.0F;
-  out[target] = static_cast<T>(-std::expm1(args_.logp.as<float>()[n]) * slope);  // 1 - p, without cancellation
+  const int64_t target = args_.targets.as<int32_t>()[chunk.begin + row] - begin;
+  if (target >= 0 && target < columns) out[target] = static_cast<T>(at_target_[row]);
 }
 
 template <class T>
@@ -180,7 +182,7 @@ void ByRows<T>::forward_tile(const Chunk& chunk, int64_t panel, const Tile& tile
   const int64_t begin = panels_.begin(panel) + tile.col;
   for (int64_t row = tile.row; row < tile.row + tile.rows; ++row, z += tile.cols) {
     reduce_logits(z, begin, tile.cols, args_.softcap, args_.targets.as<int32_t>()[chunk.begin + row], row, sums_,
-                  logits_ + row * stride_ + begin);
+                  kept_ + row * stride_ + begin);
   }
 }
 
@@ -208,7 +210,9 @@ void ByRows<T>::step(const Chunk& previous, const Chunk& next) {
   for (int64_t r = 0; r < panels_.count + 2; ++r) round(r, previous, next);
   if (previous.rows > 0) store_rows(args_.dh.rows(previous.begin, previous.rows), dh_);
   for (int64_t row = 0; row < next.rows; ++row) {
-    finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + next.begin + row, args_.logp.as<float>() + next.begin + row);
+    float* logp = args_.logp.as<float>() + next.begin + row;
+    finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + next.begin + row, logp);
+    at_target_[row] = -std::expm1(*logp) * sums_.target_slope[row];  // 1 - p, without cancellation
   }
 }
 

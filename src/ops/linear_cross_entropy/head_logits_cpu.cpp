@@ -1,4 +1,6 @@
 // Logits for generation. Few rows read the weight once in its stored form; many rows go by panels and matrix products.
+#include <immintrin.h>
+
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 #include "ops/common/cpu_simd.h"

@@ -1,5 +1,5 @@
 // What the head's CPU kernels share: the vocabulary in panels and units, the weight as an operand of products, and the softmax over
-// a unit. For the *_cpu.cpp files of this folder; include it after ops/common/cpu_simd.h.
+// a unit. For the *_cpu.cpp files of this folder; include it after <immintrin.h> and ops/common/cpu_simd.h.
 //
 // A unit is `unit_columns` of the vocabulary: each row keeps the maximum and the sum of exponentials of every unit. A panel
 // is a run of units, as much of the weight as stays in cache; it is dequantised at once. Both depend on the
@@ -89,47 +89,72 @@ SLUICE_INLINE void cap_logits(float* z, int64_t count, float softcap) {
   for (; c + lanes <= count; c += lanes) store(z + c, tanh(load(z + c) * inverse) * softcap);
   if (c < count) store_part(z + c, tanh(load_part(z + c, count - c) * inverse) * softcap, count - c);
 }
-// d l / d z of the soft cap; never below zero, so that l = -inf gives zero.
+// dl/dz of the soft cap (1 without: inverse_softcap 0); never below zero, so that l = -inf gives zero.
 SLUICE_INLINE F32 cap_slope(F32 l, float inverse_softcap) {
   const F32 t = l * inverse_softcap;
   return max(1.0F - t * t, F32{});
 }
 
-// The maximum of the logits z of one unit and the sum of exp(z - max). `keep` (whole vectors, may be null) receives what the
-// backward needs: the exponentials, or the logits when they are capped.
+// Half precision for what is between 0 and 1.
+struct Half {
+  uint16_t bits;
+};
+#if defined(SLUICE_ISA_AVX512)
+// Masked with a full mask: the plain forms make GCC 12 warn (GCC bug 105593).
+SLUICE_INLINE void store(Half* p, F32 v) {
+  const __m256i h = _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  std::memcpy(p, &h, sizeof h);
+}
+SLUICE_INLINE F32 load(const Half* p) { return (F32)_mm512_maskz_cvtph_ps(0xffff, load_raw<__m256i>(p)); }
+#else
+SLUICE_INLINE void store(Half* p, F32 v) {
+  const __m128i h = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  std::memcpy(p, &h, sizeof h);
+}
+SLUICE_INLINE F32 load(const Half* p) { return (F32)_mm256_cvtph_ps(load_raw<__m128i>(p)); }
+#endif
+
+// The maximum of the logits l of one unit and the sum of exp(l - max). `keep` (whole vectors, may be null) receives
+// exp(l - max) dl/dz: a coefficient but for a factor that is known when lse is.
 struct UnitSum {
   float max, sum;
 };
-SLUICE_INLINE UnitSum unit_sum(const float* z, int64_t count, bool capped, float* keep) {
-  F32 largest = load_logits(z, count);
-  for (int64_t c = lanes; c < count; c += lanes) largest = max(load_logits(z + c, count - c), largest);
+template <class Kept>
+SLUICE_INLINE UnitSum unit_sum(const float* l, int64_t count, float inverse_cap, Kept* keep) {
+  F32 largest = load_logits(l, count);
+  for (int64_t c = lanes; c < count; c += lanes) largest = max(load_logits(l + c, count - c), largest);
   const float top = reduce_max(largest);
   F32 sum = {};
   for (int64_t c = 0; c < count; c += lanes) {
-    const F32 l = load_logits(z + c, count - c), e = exp(l - top);
-    if (keep != nullptr) store(keep + c, capped ? l : e);
+    const F32 v = load_logits(l + c, count - c), e = exp(v - top);
+    if (keep != nullptr) store(keep + c, inverse_cap > 0 ? e * cap_slope(v, inverse_cap) : e);
     sum = sum + e;
   }
   return {top, reduce_add(sum)};
 }
 
-// What each row keeps of its logits: maximum and sum of every unit, and the target's logit.
+// What each row keeps of its logits: maximum and sum of every unit, the target's logit and its dl/dz.
 struct UnitSums {
-  int64_t stride;           // of max and sum: units, rounded up to whole vectors
-  float *max, *sum, *target;  // [rows, stride], [rows, stride], [rows]
+  int64_t stride;  // of max and sum: units, rounded up to whole vectors
+  float *max, *sum, *target, *target_slope;  // [rows, stride], [rows, stride], [rows], [rows]
 };
 SLUICE_INLINE UnitSums make_unit_sums(Arena& arena, int64_t rows, const Panels& panels) {
   const int64_t stride = round_up(panels.units(), 16);
-  return {stride, arena.array<float>(rows * stride), arena.array<float>(rows * stride), arena.array<float>(rows)};
+  return {stride, arena.array<float>(rows * stride), arena.array<float>(rows * stride), arena.array<float>(rows), arena.array<float>(rows)};
 }
 
 // A row's logits z of the columns [begin, begin + count): whole units, but for the end of the vocabulary.
+template <class Kept>
 SLUICE_INLINE void reduce_logits(float* z, int64_t begin, int64_t count, float softcap, int64_t target, int64_t row,
-                                 const UnitSums& to, float* keep) {
+                                 const UnitSums& to, Kept* keep) {
+  const float inverse_cap = softcap > 0 ? 1.0F / softcap : 0.0F;
   if (softcap > 0) cap_logits(z, count, softcap);
-  if (target >= begin && target < begin + count) to.target[row] = z[target - begin];
+  if (target >= begin && target < begin + count) {
+    to.target[row] = z[target - begin];
+    to.target_slope[row] = cap_slope(splat(z[target - begin]), inverse_cap)[0];
+  }
   for (int64_t u = 0; u < count; u += unit_columns) {
-    const UnitSum s = unit_sum(z + u, at_most(unit_columns, count - u), softcap > 0, keep != nullptr ? keep + u : nullptr);
+    const UnitSum s = unit_sum(z + u, at_most(unit_columns, count - u), inverse_cap, keep != nullptr ? keep + u : nullptr);
     to.max[row * to.stride + (begin + u) / unit_columns] = s.max;
     to.sum[row * to.stride + (begin + u) / unit_columns] = s.sum;
   }

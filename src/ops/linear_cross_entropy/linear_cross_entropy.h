@@ -7,8 +7,10 @@
 // logp with weight one, to be scaled afterwards (rows are independent, so every objective fits). By blocks: the vocabulary in
 // blocks with an online log-sum-exp; the backward recomputes a block. Cut cross-entropy: arXiv:2411.09009; fused linear
 // cross-entropy: Liger. Derivation: docs/math/linear_cross_entropy.md.
-// h is bf16 or f32, the operands' dtype of the products; logits and sums are float32. A row depends on no other row, so results do not
-// depend on rows_per_chunk. Deterministic.
+// h is bf16 or f32, the operands' dtype of the products; logits and sums are float32, coefficients are rounded to the operands' dtype.
+// A row depends on no other row, so results do not depend on rows_per_chunk, and logp and lse are the same bits by rows, by blocks and in
+// evaluation. M may be 0. Scratch on the CPU, by rows: rows_per_chunk * V * (2 for bf16, 4 for f32) bytes, the units' sums (V / 32 bytes a
+// row) and a few panels of 2^20 weights; otherwise a few MiB. None grows with M. Targets outside [0, V) are our own mistake: Error(bug). Deterministic.
 #pragma once
 
 #include "core/tensor.h"

@@ -1,5 +1,7 @@
 // logp and lse without a gradient. An item of work is a narrow panel of the vocabulary on one thread: dequantise it
 // into cache, multiply, reduce its units; nothing of size [rows, V] exists.
+#include <immintrin.h>
+
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 #include "ops/common/cpu_simd.h"
@@ -90,7 +92,7 @@ void LogProbabilities<T>::reduce_panel(int64_t begin, int64_t rows, int64_t p, c
     gemm_on_this_thread(ctx_, product(panel, p, begin + first, count, room.z), room.products);
     for (int64_t row = first; row < first + count; ++row) {
       reduce_logits(room.z + (row - first) * columns, panels_.begin(p), columns, args_.softcap,
-                    args_.targets.as<int32_t>()[begin + row], row, sums_, nullptr);
+                    args_.targets.as<int32_t>()[begin + row], row, sums_, static_cast<float*>(nullptr));
     }
   }
 }

@@ -29,33 +29,26 @@ std::span<const std::byte> bytes_of(const float* values, int64_t count) {
   return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
 }
 
-std::vector<float> transposed(const float* values, int64_t rows, int64_t cols) {
-  std::vector<float> out(static_cast<size_t>(rows * cols));
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) out[static_cast<size_t>(c * rows + r)] = values[r * cols + c];
+float float_at(const StoredTensor& tensor, int64_t i) {
+  const std::byte* p = tensor.data.data();
+  if (tensor.dtype == "F32") {
+    float value = 0;
+    std::memcpy(&value, p + 4 * i, 4);
+    return value;
   }
-  return out;
+  uint16_t half = 0;
+  std::memcpy(&half, p + 2 * i, 2);
+  if (tensor.dtype == "F16") return f16_to_float(half);
+  bf16 wide;
+  wide.bits = half;
+  return static_cast<float>(wide);
 }
 
-std::vector<float> floats_of(const StoredTensor& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.numel()));
-  const std::byte* p = tensor.data.data();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (tensor.dtype == "F32") {
-      std::memcpy(&values[i], p + 4 * i, 4);
-    } else {
-      uint16_t half = 0;
-      std::memcpy(&half, p + 2 * i, 2);
-      if (tensor.dtype == "F16") {
-        values[i] = f16_to_float(half);
-      } else {
-        bf16 wide;
-        wide.bits = half;
-        values[i] = static_cast<float>(wide);
-      }
-    }
+// Into [rows, cols] of a flat buffer, from the same shape or its transpose.
+void read_matrix(const StoredTensor& tensor, int64_t rows, int64_t cols, bool transposed, float* to) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) to[r * cols + c] = float_at(tensor, transposed ? c * rows + r : r * cols + c);
   }
-  return values;
 }
 
 // Where a tensor of an adapter belongs.
@@ -97,7 +90,7 @@ std::optional<Place> place_of(const std::string& name, AdapterFormat format, con
 }
 
 struct Pair {
-  std::vector<float> a, b;  // [R, in], [out, R]
+  const StoredTensor *a = nullptr, *b = nullptr;
   int64_t rank = 0;
 };
 
@@ -128,13 +121,11 @@ std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& fil
       continue;
     }
     pair.rank = rank;
-    std::vector<float> values = floats_of(tensor);
-    if (format == AdapterFormat::mlx) values = transposed(values.data(), tensor.shape[0], tensor.shape[1]);
-    (place->is_b ? pair.b : pair.a) = std::move(values);
+    (place->is_b ? pair.b : pair.a) = &tensor;
   }
   for (const auto& [key, pair] : pairs) {
-    if (pair.a.empty() || pair.b.empty()) {
-      problems.push_back(fmt::format("{} has no {}", module_name(key.first, key.second), pair.a.empty() ? "lora_A" : "lora_B"));
+    if (pair.a == nullptr || pair.b == nullptr) {
+      problems.push_back(fmt::format("{} has no {}", module_name(key.first, key.second), pair.a == nullptr ? "lora_A" : "lora_B"));
     }
   }
   return pairs;
@@ -193,21 +184,37 @@ std::vector<std::string> expected_modules(const Json& config, const ModelConfig&
   return names;
 }
 
-}  // namespace
+// A folder read and checked: where every number lies in the mapped file.
+struct OpenAdapter {
+  std::unique_ptr<SafetensorsFile> file;
+  std::map<std::pair<int64_t, Module>, Pair> pairs;
+  LoadedAdapter about;  // flat is empty
 
-LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config) {
+  void read_into(float* flat) const {
+    const bool transposed = about.format == AdapterFormat::mlx;
+    for (const AdapterLayout::Entry& entry : about.layout.entries()) {
+      const Pair& pair = pairs.at({entry.layer, entry.module});
+      read_matrix(*pair.a, entry.rank, entry.in, transposed, flat + entry.a_offset);
+      read_matrix(*pair.b, entry.out, entry.rank, transposed, flat + entry.b_offset);
+    }
+  }
+};
+
+OpenAdapter open_adapter(const std::string& folder, const ModelConfig& config) {
   check(fs::is_directory(folder), ErrorCode::bad_file,
         fmt::format("{}: no such folder; an adapter is a folder with {} and {} or {}", folder, config_name, peft_weights, mlx_weights));
-  LoadedAdapter loaded;
+  OpenAdapter opened;
+  LoadedAdapter& loaded = opened.about;
   loaded.format = fs::exists(fs::path(folder) / peft_weights) ? AdapterFormat::peft : AdapterFormat::mlx;
   const bool peft = loaded.format == AdapterFormat::peft;
   const std::string weights = (fs::path(folder) / (peft ? peft_weights : mlx_weights)).string();
   const std::string config_path = (fs::path(folder) / config_name).string();
   const Json json = read_json_file(config_path);
   check(json.is_object(), ErrorCode::bad_file, config_path + ": needed a JSON object");
-  const SafetensorsFile file(weights);
+  opened.file = std::make_unique<SafetensorsFile>(weights);
   std::vector<std::string> problems;
-  auto pairs = read_pairs(file, loaded.format, config, problems);
+  opened.pairs = read_pairs(*opened.file, loaded.format, config, problems);
+  const auto& pairs = opened.pairs;
 
   AdapterSpec spec;
   const std::vector<std::pair<std::string, double>> alphas = pattern(json, "alpha_pattern"), ranks = pattern(json, "rank_pattern");
@@ -254,13 +261,31 @@ LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config)
     if (!alphas.empty()) spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), config_path));
   }
   loaded.layout = AdapterLayout(config, spec);
-  loaded.flat.assign(static_cast<size_t>(loaded.layout.size()), 0.0F);
-  for (const AdapterLayout::Entry& entry : loaded.layout.entries()) {
-    const Pair& pair = pairs.at({entry.layer, entry.module});
-    std::copy(pair.a.begin(), pair.a.end(), loaded.flat.begin() + entry.a_offset);
-    std::copy(pair.b.begin(), pair.b.end(), loaded.flat.begin() + entry.b_offset);
-  }
-  return loaded;
+  return opened;
+}
+
+}  // namespace
+
+LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config) {
+  OpenAdapter opened = open_adapter(folder, config);
+  opened.about.flat.assign(static_cast<size_t>(opened.about.layout.size()), 0.0F);
+  opened.read_into(opened.about.flat.data());
+  return std::move(opened.about);
+}
+
+void load_adapter_into(const std::string& folder, const ModelConfig& config, const AdapterLayout& layout, float* flat) {
+  const OpenAdapter opened = open_adapter(folder, config);
+  const auto same = [](const AdapterLayout::Entry& a, const AdapterLayout::Entry& b) {
+    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset && a.scale == b.scale;
+  };
+  const auto& ours = layout.entries();
+  const auto& theirs = opened.about.layout.entries();
+  check(std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), same), ErrorCode::bad_file,
+        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the settings it was started with, "
+                    "or give another adapter_path",
+                    folder));
+  std::fill(flat, flat + layout.size(), 0.0F);
+  opened.read_into(flat);
 }
 
 void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, const std::string& base,

@@ -29,6 +29,10 @@ struct LoadedAdapter {
 // Throws Error(bad_file), Error(bad_config).
 LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config);
 
+// The same into memory of the caller's, layout.size() floats. Throws Error(bad_file) too when the folder's adapter has other modules, ranks or
+// scales than `layout`.
+void load_adapter_into(const std::string& folder, const ModelConfig& config, const AdapterLayout& layout, float* flat);
+
 // `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `module_prefix` is what stands before
 // "layers.0" in the checkpoint's names: "model." for the Llama family. Written atomically, the config last.
 void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, const std::string& base,

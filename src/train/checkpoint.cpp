@@ -133,16 +133,7 @@ std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out) {
 
 void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config, float* parameters,
                      float* m, float* v) {
-  const LoadedAdapter adapter = load_adapter(checkpoint.folder, config);
-  const auto same = [](const AdapterLayout::Entry& a, const AdapterLayout::Entry& b) {
-    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset && a.scale == b.scale;
-  };
-  check(std::equal(layout.entries().begin(), layout.entries().end(), adapter.layout.entries().begin(), adapter.layout.entries().end(), same),
-        ErrorCode::bad_file,
-        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the settings it was "
-                    "started with, or give another adapter_path",
-                    checkpoint.folder));
-  std::copy(adapter.flat.begin(), adapter.flat.end(), parameters);
+  load_adapter_into(checkpoint.folder, config, layout, parameters);
   const SafetensorsFile file((fs::path(checkpoint.folder) / "optimizer.safetensors").string());
   for (const auto& [name, into] : {std::pair{"exp_avg", m}, std::pair{"exp_avg_sq", v}}) {
     const StoredTensor* tensor = file.find(name);

@@ -31,9 +31,9 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
 
-// Memory of the process that is no arena and comes with the first step: oneDNN's generated kernels and its caches, stacks of the
-// threads. Measured on SmolLM2-135M (docs/memory.md).
-constexpr int64_t kernels_bytes = 14 << 20;
+// What the process takes in its first steps besides the arenas, after planning has generated the kernels: oneDNN's memory objects, buffers
+// of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
+constexpr int64_t first_steps_bytes = 8 << 20;
 
 std::string file_of(const std::string& data, const char* name) {
   return fs::is_directory(data) ? (fs::path(data) / name).string() : data;
@@ -51,6 +51,8 @@ struct Run::State {
         g(resident.tensor(DType::f32, {parameters})),
         m(resident.tensor(DType::f32, {parameters})),
         v(resident.tensor(DType::f32, {parameters})) {}
+
+  std::string parameter_hash() const { return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel())))); }
 
   Arena resident, arena;
   Context ctx;
@@ -132,7 +134,7 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
   request.dtype = dtype_of_run(config);
   request.num_threads = num_threads;
   request.budget_bytes = config.memory == "auto" ? 0 : parse_bytes(config.memory, "memory");
-  request.process_bytes = process_memory().anonymous_bytes + kernels_bytes;
+  request.process_bytes = process_memory().anonymous_bytes + first_steps_bytes;
   request.segment_size = config.segment_size;
   request.tile = config.tile;
   request.head_rows = config.head_rows;
@@ -208,7 +210,8 @@ void Run::plan_memory() {
   train_shapes_ = largest.take();
   for (const Sample& sample : valid_rows_) largest_valid.add(pack({&sample}));
   valid_shapes_ = largest_valid.take();
-  plan_ = make_plan(plan_request());
+  make_plan(plan_request());          // generates the kernels that pricing asks for, which stay
+  plan_ = make_plan(plan_request());  // so that the process' own memory is known
   progress_.note(plan_table(plan_));
 }
 
@@ -252,10 +255,8 @@ void Run::start() {
   s.now.run_id = identity();
   s.lr = {.name = config_.lr_schedule, .peak = config_.learning_rate, .init = config_.warmup_init, .end = config_.lr_end,
           .warmup = config_.warmup, .total = total_steps_};
-  std::vector<float> initial(static_cast<size_t>(layout_.size()));
-  initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), initial.data());
-  s.start_hash = sha256(std::as_bytes(std::span(initial)));
-  copy_from_host(s.ctx, {.host = initial.data(), .tensor = s.p});
+  initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), s.p.as<float>());
+  s.start_hash = s.parameter_hash();
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
   const bool resumed = try_resume();
   const fs::path out(config_.adapter_path);
@@ -280,11 +281,7 @@ bool Run::try_resume() {
   check(found->state.run_id == s.now.run_id, ErrorCode::bad_config,
         fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give another adapter_path",
                     found->folder));
-  std::vector<float> p(static_cast<size_t>(layout_.size())), m(p.size()), v(p.size());
-  load_checkpoint(*found, layout_, model_->config, p.data(), m.data(), v.data());
-  copy_from_host(s.ctx, {.host = p.data(), .tensor = s.p});
-  copy_from_host(s.ctx, {.host = m.data(), .tensor = s.m});
-  copy_from_host(s.ctx, {.host = v.data(), .tensor = s.v});
+  load_checkpoint(*found, layout_, model_->config, s.p.as<float>(), s.m.as<float>(), s.v.as<float>());
   s.now = found->state;
   s.saved_step = s.now.step;
   progress_.note(fmt::format("resumed from {} after step {}", found->folder, s.now.step));
@@ -393,10 +390,6 @@ void Run::report() {
 void Run::save() {
   State& s = *state_;
   if (s.saved_step == s.now.step) return;
-  std::vector<float> p(static_cast<size_t>(layout_.size())), m(p.size()), v(p.size());
-  copy_to_host(s.ctx, {.tensor = s.p, .host = p.data()});
-  copy_to_host(s.ctx, {.tensor = s.m, .host = m.data()});
-  copy_to_host(s.ctx, {.tensor = s.v, .host = v.data()});
   // The lower the better; without validation the training loss decides.
   const double metric = s.now.have_eval ? s.now.last_eval_loss : s.result.train_loss;
   const bool best = s.now.best_step < 0 || metric < s.now.best_metric;
@@ -404,7 +397,7 @@ void Run::save() {
     s.now.best_metric = metric;
     s.now.best_step = s.now.step;
   }
-  s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_, .parameters = p.data(), .m = m.data(), .v = v.data(),
+  s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_, .parameters = s.p.as<float>(), .m = s.m.as<float>(), .v = s.v.as<float>(),
                                                                    .state = s.now, .base = config_.model, .text = text_.get()});
   if (best) point_best(config_.adapter_path, s.result.adapter_folder);
   prune_checkpoints(config_.adapter_path, config_.save_total_limit);
@@ -415,11 +408,9 @@ void Run::save() {
 
 void Run::finish() {
   State& s = *state_;
-  std::vector<float> p(static_cast<size_t>(layout_.size()));
-  copy_to_host(s.ctx, {.tensor = s.p, .host = p.data()});
-  if (sha256(std::as_bytes(std::span(p))) == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
+  if (s.parameter_hash() == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
   if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path)) s.result.adapter_folder = last->folder;
-  verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, first_row(),
+  verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, s.g, first_row(),
                        {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
   const fs::path out(config_.adapter_path);
   write_plot((out / "metrics.jsonl").string(), (out / "training.svg").string());

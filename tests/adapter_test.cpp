@@ -52,7 +52,8 @@ TEST_CASE("FieldC8_strict: a renamed, a missing and an added tensor are all list
 TEST_CASE("adapter: what Sluice cannot represent is refused by name") {
   OracleModel m("llama-gqa");
   TemporaryFolder folder;
-  const std::pair<const char*, Json> cases[] = {{"use_dora", true}, {"modules_to_save", Json{"lm_head"}}, {"bias", "all"}, {"peft_type", "LOHA"}};
+  const std::pair<const char*, Json> cases[] = {
+      {"use_dora", true}, {"modules_to_save", Json{"lm_head"}}, {"bias", "all"}, {"peft_type", "LOHA"}};
   for (const auto& [key, value] : cases) {
     CAPTURE(key);
     fs::remove_all(folder / "a");
@@ -64,13 +65,15 @@ TEST_CASE("adapter: what Sluice cannot represent is refused by name") {
   }
 }
 
-TEST_CASE("FieldC11_transpose: a square adapter survives PEFT, mlx-lm and PEFT again to the bit, and so do its numbers") {
+TEST_CASE(
+    "FieldC11_transpose: a square adapter survives PEFT, mlx-lm and PEFT again to the bit, and so do its numbers") {
   // rank = in = 64 for the attention's projections: a transposed half would fit and be wrong.
   OracleModel m("llama-gqa");
   const AdapterLayout layout(m.model->config, {.rank = 64, .alpha = 32, .targets = {"q_proj", "o_proj"}});
   std::vector<float> flat(static_cast<size_t>(layout.size()), 0.0F);
   for (const AdapterLayout::Entry& e : layout.entries()) {
-    const std::vector<float> a = random_values(static_cast<size_t>(e.rank * e.in), 3, 0.1F), b = random_values(static_cast<size_t>(e.out * e.rank), 4, 0.1F);
+    const std::vector<float> a = random_values(static_cast<size_t>(e.rank * e.in), 3, 0.1F),
+                             b = random_values(static_cast<size_t>(e.out * e.rank), 4, 0.1F);
     std::copy(a.begin(), a.end(), flat.begin() + e.a_offset);
     std::copy(b.begin(), b.end(), flat.begin() + e.b_offset);
   }
@@ -85,7 +88,8 @@ TEST_CASE("FieldC11_transpose: a square adapter survives PEFT, mlx-lm and PEFT a
   CHECK(second.format == AdapterFormat::mlx);
   CHECK(second.flat == flat);
   CHECK(third.flat == flat);
-  CHECK(read_whole_file(folder / "peft/adapter_model.safetensors") == read_whole_file(folder / "again/adapter_model.safetensors"));
+  CHECK(read_whole_file(folder / "peft/adapter_model.safetensors") ==
+        read_whole_file(folder / "again/adapter_model.safetensors"));
   const SafetensorsFile mlx((folder / "mlx/adapters.safetensors").string());
   const StoredTensor* a = mlx.find("model.layers.0.self_attn.q_proj.lora_a");
   REQUIRE(a != nullptr);
@@ -112,10 +116,13 @@ TEST_CASE("adapter: differing ranks and scales are padded and folded for mlx-lm,
       for (int64_t c = 0; c < e.in; ++c) {
         double ours = 0, theirs = 0;
         for (int64_t r = 0; r < e.rank; ++r) {
-          ours += static_cast<double>(e.scale) * static_cast<double>(flat[static_cast<size_t>(e.b_offset + o * e.rank + r)]) * static_cast<double>(flat[static_cast<size_t>(e.a_offset + r * e.in + c)]);
+          ours += static_cast<double>(e.scale) *
+                  static_cast<double>(flat[static_cast<size_t>(e.b_offset + o * e.rank + r)]) *
+                  static_cast<double>(flat[static_cast<size_t>(e.a_offset + r * e.in + c)]);
         }
         for (int64_t r = 0; r < l.rank; ++r) {
-          theirs += static_cast<double>(l.scale) * static_cast<double>(loaded.flat[static_cast<size_t>(l.b_offset + o * l.rank + r)]) *
+          theirs += static_cast<double>(l.scale) *
+                    static_cast<double>(loaded.flat[static_cast<size_t>(l.b_offset + o * l.rank + r)]) *
                     static_cast<double>(loaded.flat[static_cast<size_t>(l.a_offset + r * l.in + c)]);
         }
         worst = std::max(worst, std::abs(ours - theirs));
@@ -125,7 +132,9 @@ TEST_CASE("adapter: differing ranks and scales are padded and folded for mlx-lm,
   }
 }
 
-TEST_CASE("adapter: the oracle's variants with rank and alpha patterns and rank-stabilised scale give its log-probabilities") {
+TEST_CASE(
+    "adapter: the oracle's variants with rank and alpha patterns and rank-stabilised scale give its "
+    "log-probabilities") {
   OracleModel m("llama-gqa");
   const Oracle variants("lora_variants");
   for (const char* variant : {"rslora", "patterns"}) {
@@ -137,12 +146,14 @@ TEST_CASE("adapter: the oracle's variants with rank and alpha patterns and rank-
     for (const char* sample : {"len5", "len24", "len48", "sft0"}) {
       const std::string key = std::string(variant) + "/logp/" + sample;
       CAPTURE(key);
-      if (variants.has(key)) CHECK(max_difference(m.logps(ctx, m.sample(sample), true, DType::f32), variants.values(key)) < 3e-4);
+      if (variants.has(key))
+        CHECK(max_difference(m.logps(ctx, m.sample(sample), true, DType::f32), variants.values(key)) < 3e-4);
     }
     m.sft(ctx, {m.sample("sft0")}, false, DType::f32, m.schedule());
     for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
       for (bool b : {false, true}) {
-        const std::string key = std::string(variant) + "/grad/sft_response/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
+        const std::string key =
+            std::string(variant) + "/grad/sft_response/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
         CAPTURE(key);
         if (variants.has(key)) CHECK(relative_l2(m.module_grad(e, b), variants.values(key)) < 3e-4);
       }

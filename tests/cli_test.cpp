@@ -82,7 +82,9 @@ TEST_CASE("cli: docs/settings.md is what the program prints") {
   CHECK(run({"train", "--settings"}).output == read_whole_file(fs::path(SLUICE_SOURCE_DIR) / "docs/settings.md"));
 }
 
-TEST_CASE("FieldU1_settings: every setting changed from its default changes the resolved config, and the resolved config reads back") {
+TEST_CASE(
+    "FieldU1_settings: every setting changed from its default changes the resolved config, and the resolved config "
+    "reads back") {
   const TrainConfig defaults;
   for (const Setting& s : train_settings()) {
     CAPTURE(s.name);
@@ -124,7 +126,8 @@ TEST_CASE("cli: plan works from shapes alone and fails with what is missing when
 }
 
 TEST_SUITE("full") {
-  TEST_CASE("FieldC1_kill: killed at 20 random moments and resumed, the run ends with the bytes of an uninterrupted one") {
+  TEST_CASE(
+      "FieldC1_kill: killed at 20 random moments and resumed, the run ends with the bytes of an uninterrupted one") {
     TinyRun tiny(12);
     tiny.config.max_steps = 60;
     tiny.config.save_every = 3;

@@ -21,7 +21,8 @@ TEST_CASE("generate: greedy tokens equal the oracle's in fp32 with and without t
       const Json& golden = m.oracle.meta()[which];
       const auto tokens = golden["tokens"].get<std::vector<int32_t>>();
       if (golden["min_top2_margin"].get<double>() < 1e-3) continue;
-      const GenerateRequest request{.prompt = golden["prompt"].get<std::vector<int32_t>>(), .max_new_tokens = static_cast<int64_t>(tokens.size())};
+      const GenerateRequest request{.prompt = golden["prompt"].get<std::vector<int32_t>>(),
+                                    .max_new_tokens = static_cast<int64_t>(tokens.size())};
       GenerateRequest other = request;
       other.prompt.pop_back();
       const Adapter adapter = std::string(which) == "greedy_lora" ? m.weights() : Adapter();
@@ -66,7 +67,8 @@ TEST_CASE("FieldI6_dropout: an adapter trained with dropout generates the same t
   ThreadPool pool(2);
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 64});
   const GenerateRequest request{.prompt = {257, 115, 97, 121, 32, 104}, .max_new_tokens = 20};
-  const GenerateResult first = generator.generate(request, adapters.get("tuned")), second = generator.generate(request, adapters.get("tuned"));
+  const GenerateResult first = generator.generate(request, adapters.get("tuned")),
+                       second = generator.generate(request, adapters.get("tuned"));
   CHECK(first.tokens == second.tokens);
   CHECK(first.smallest_gap == second.smallest_gap);
   CHECK(generator.generate(request, adapters.get("")).smallest_gap != first.smallest_gap);
@@ -82,7 +84,8 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   CHECK(Json::parse(read_whole_file(last / "generation_config.json"))["eos_token_id"] == Json({258, 256}));
   // What training saw of a prompt is what generation renders.
   const ModelText text = load_model_text(*open_model(run.config.model));
-  const ChatTemplate saved = ChatTemplate::from_source(read_whole_file(last / "chat_template.jinja"), "<|endoftext|>", "<|im_end|>");
+  const ChatTemplate saved =
+      ChatTemplate::from_source(read_whole_file(last / "chat_template.jinja"), "<|endoftext|>", "<|im_end|>");
   const std::vector<ChatMessage> prompt = {{"user", "say hello"}};
   const Sample sample = make_sample(R"({"prompt":"say hello","completion":"hi"})", text, true);
   const auto ids = text.tokenizer.encode(saved.render(prompt, true).text, {.add_special = true}).ids;
@@ -90,9 +93,12 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   CHECK(std::equal(ids.begin(), ids.end(), sample.ids.begin()));
 }
 
-TEST_CASE("FieldD2_stop: after overfitting one row whose end token is also the padding token, generation stops where the row ends") {
+TEST_CASE(
+    "FieldD2_stop: after overfitting one row whose end token is also the padding token, generation stops where the row "
+    "ends") {
   TinyRun run;
-  write_text(run.folder / "data/train.jsonl", R"({"prompt":"say abc","completion":"qwer"})" "\n");
+  write_text(run.folder / "data/train.jsonl", R"({"prompt":"say abc","completion":"qwer"})"
+                                              "\n");
   fs::remove(run.folder / "data/valid.jsonl");
   run.config.max_steps = 150;
   run.config.rank = 16;
@@ -109,12 +115,14 @@ TEST_CASE("FieldD2_stop: after overfitting one row whose end token is also the p
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 128, .dtype = DType::f32});
   const std::vector<ChatMessage> prompt = {{"user", "say abc"}};
   const auto ids = text.tokenizer.encode(text.need_chat().render(prompt, true).text, {.add_special = true}).ids;
-  const GenerateResult result = generator.generate({.prompt = ids, .stop_ids = text.stop_ids, .max_new_tokens = 40}, adapters.get("tuned"));
+  const GenerateResult result =
+      generator.generate({.prompt = ids, .stop_ids = text.stop_ids, .max_new_tokens = 40}, adapters.get("tuned"));
   CHECK(text.tokenizer.decode(result.tokens) == "qwer");
   CHECK(result.finish == FinishReason::stop);
 }
 
-TEST_CASE("sampler: greedy takes the lowest id of equals, top-k and top-p cut, the penalty works both ways, a seed repeats") {
+TEST_CASE(
+    "sampler: greedy takes the lowest id of equals, top-k and top-p cut, the penalty works both ways, a seed repeats") {
   std::vector<float> z = {1, 3, 3, -2, 0};
   const auto draw = [&](SamplerOptions o, std::vector<int32_t> history = {}) {
     std::vector<float> copy = z;
@@ -124,14 +132,16 @@ TEST_CASE("sampler: greedy takes the lowest id of equals, top-k and top-p cut, t
   CHECK(draw({.repetition_penalty = 4}, {1}) == 2);
   CHECK(draw({.repetition_penalty = 4}, {1, 2}) == 0);
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    const int32_t k = draw({.temperature = 5, .top_k = 2, .seed = seed}), p = draw({.temperature = 1, .top_p = 0.4, .seed = seed});
+    const int32_t k = draw({.temperature = 5, .top_k = 2, .seed = seed}),
+                  p = draw({.temperature = 1, .top_p = 0.4, .seed = seed});
     CHECK((k == 1 || k == 2));
     CHECK(p == 1);
     CHECK(draw({.temperature = 5, .seed = seed}) == draw({.temperature = 5, .seed = seed}));
   }
   int seen = 0;
   for (int32_t id = 0; id < 5; ++id) {
-    for (uint64_t seed = 0; seed < 400 && !(seen >> id & 1); ++seed) seen |= (draw({.temperature = 3, .seed = seed}) == id) << id;
+    for (uint64_t seed = 0; seed < 400 && !(seen >> id & 1); ++seed)
+      seen |= (draw({.temperature = 3, .seed = seed}) == id) << id;
   }
   CHECK(seen == 31);
 }

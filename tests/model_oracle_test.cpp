@@ -50,15 +50,19 @@ std::vector<double> logits_of(Context& ctx, OracleModel& m, const OracleSample& 
   const Schedule plan = m.schedule();
   const auto T = static_cast<int64_t>(s.ids.size());
   Buffer logits(DType::f32, {T, m.model->config.vocab_size});
-  forward_hidden(ctx, *m.model, lora ? m.weights() : Adapter(), {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}},
-                 {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
-                   if (layer != m.model->config.num_layers) return;
-                   ArenaScope scope(ctx.arena);
-                   Tensor h = scope.like(x);
-                   rmsnorm_forward(ctx, {.x = x, .weight = m.model->final_norm, .y = h, .eps = m.model->config.rms_norm_eps,
-                                         .offset = m.model->config.norm_offset});
-                   head_logits(ctx, {.weight = m.model->head, .h = h, .softcap = m.model->config.final_softcap, .logits = logits});
-                 });
+  forward_hidden(
+      ctx, *m.model, lora ? m.weights() : Adapter(), {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}},
+      {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
+        if (layer != m.model->config.num_layers) return;
+        ArenaScope scope(ctx.arena);
+        Tensor h = scope.like(x);
+        rmsnorm_forward(ctx, {.x = x,
+                              .weight = m.model->final_norm,
+                              .y = h,
+                              .eps = m.model->config.rms_norm_eps,
+                              .offset = m.model->config.norm_offset});
+        head_logits(ctx, {.weight = m.model->head, .h = h, .softcap = m.model->config.final_softcap, .logits = logits});
+      });
   return to_double(logits.tensor);
 }
 
@@ -76,7 +80,8 @@ TEST_CASE("model oracle: logits and log-probabilities agree in fp32, with and wi
         if (tensor == "base/logits/len5" || tensor == "lora/logits/len5") {
           CHECK(max_difference(logits_of(ctx, m, m.sample("len5"), lora), expected.values) < fp32_logp);
         } else if (tensor.starts_with("base/logp/") || tensor.starts_with("lora/logp/")) {
-          CHECK(max_difference(m.logps(ctx, m.sample(tensor.substr(10)), lora, DType::f32), expected.values) < fp32_logp);
+          CHECK(max_difference(m.logps(ctx, m.sample(tensor.substr(10)), lora, DType::f32), expected.values) <
+                fp32_logp);
         }
       }
     }
@@ -91,8 +96,8 @@ TEST_CASE("model oracle: hidden states of every layer agree in fp32") {
     const OracleSample s = m.sample("sft0");
     const Spans spans = Spans::one(static_cast<int64_t>(s.ids.size()));
     const Schedule plan = m.schedule();
-    forward_hidden(ctx, *m.model, {}, {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}}, {.schedule = plan, .dtype = DType::f32},
-                   [&](int64_t layer, Tensor x) {
+    forward_hidden(ctx, *m.model, {}, {.ids = s.ids, .spans = spans, .rows = {}, .targets = {}},
+                   {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
                      const std::string tensor = "base/hidden/sft0/" + std::to_string(layer);
                      CAPTURE(tensor);
                      if (m.oracle.has(tensor)) CHECK(relative_l2(to_double(x), m.oracle.values(tensor)) < fp32_hidden);
@@ -128,7 +133,8 @@ TEST_CASE("model oracle: in bf16 the error is no more than that of the reference
     const Json& theirs = m.oracle.meta()["bf16_vs_truth"];
     TestContext ctx(detect_isa());
     for (const char* sample : {"len5", "len9", "len24", "len48"}) {
-      const std::string key = "base_logp_" + std::string(sample) + "_mean_abs", tensor = "base/logp/" + std::string(sample);
+      const std::string key = "base_logp_" + std::string(sample) + "_mean_abs",
+                        tensor = "base/logp/" + std::string(sample);
       if (!theirs.contains(key) || !m.oracle.has(tensor)) continue;
       CAPTURE(sample);
       CHECK(mean_abs_difference(m.logps(ctx, m.sample(sample), false, DType::bf16), m.oracle.values(tensor)) < 0.3);
@@ -137,7 +143,8 @@ TEST_CASE("model oracle: in bf16 the error is no more than that of the reference
     const double loss = m.sft(ctx, {m.sample("sft0")}, false, DType::bf16, m.schedule());
     CHECK(std::abs(loss - m.oracle.meta()["objectives"]["sft_response"]["loss"].get<double>()) < 0.05);
     const auto [error, cosine] = whole_gradient_error(m, "sft_response");
-    MESSAGE(name, ": gradient error in bf16 ", error, ", the reference's ", theirs["sft_response"]["all_grads_rel_l2"].get<double>());
+    MESSAGE(name, ": gradient error in bf16 ", error, ", the reference's ",
+            theirs["sft_response"]["all_grads_rel_l2"].get<double>());
     CHECK(cosine > 0.97);
     CHECK(error < 2 * theirs["sft_response"]["all_grads_rel_l2"].get<double>());
   }

@@ -38,15 +38,18 @@ std::string message_of(const TrainConfig& config) {
 
 }  // namespace
 
-TEST_CASE("training: leaves the adapter, its checkpoints, metrics, plan and picture, and keeps the planned memory to the byte") {
+TEST_CASE(
+    "training: leaves the adapter, its checkpoints, metrics, plan and picture, and keeps the planned memory to the "
+    "byte") {
   TinyRun run;
   Heard heard;
   const RunResult result = train(run.config, heard);
   const fs::path out(run.config.adapter_path);
   CHECK(result.steps == 6);
   CHECK(result.arena_used == result.arena_planned);
-  for (const char* file : {"config.resolved.yaml", "plan.json", "data_report.json", "metrics.jsonl", "training.svg", "last/adapter_config.json",
-                           "best/adapter_model.safetensors", "step-0000002/state.json", "step-0000006/optimizer.safetensors"}) {
+  for (const char* file : {"config.resolved.yaml", "plan.json", "data_report.json", "metrics.jsonl", "training.svg",
+                           "last/adapter_config.json", "best/adapter_model.safetensors", "step-0000002/state.json",
+                           "step-0000006/optimizer.safetensors"}) {
     CAPTURE(file);
     CHECK(fs::exists(out / file));
   }
@@ -70,8 +73,9 @@ TEST_CASE("training: the first validation loss is that of the base, since B is z
   for (const Sample& sample : valid.samples) {
     const Batch batch = pack({&sample});
     const Schedule plan = Schedule::uniform(model->config.num_layers, 1, Level::input);
-    for (float logp : forward_logps(ctx, *model, {}, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
-                                    {.schedule = plan, .dtype = DType::f32})) {
+    for (float logp : forward_logps(
+             ctx, *model, {}, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+             {.schedule = plan, .dtype = DType::f32})) {
       sum -= static_cast<double>(logp), ++tokens;
     }
   }
@@ -96,7 +100,9 @@ TEST_CASE("FieldL26_seed: two runs with one seed give the same losses and the sa
   CHECK(adapter_bytes(run.config) != adapter_bytes(other));
 }
 
-TEST_CASE("FieldL5_learning: after one step from B = 0 every adapted module has learned, and an unchanged adapter fails the run") {
+TEST_CASE(
+    "FieldL5_learning: after one step from B = 0 every adapted module has learned, and an unchanged adapter fails the "
+    "run") {
   TinyRun run;
   run.config.max_steps = 1;
   Heard heard;
@@ -106,7 +112,8 @@ TEST_CASE("FieldL5_learning: after one step from B = 0 every adapted module has 
   for (const AdapterLayout::Entry& e : adapter.layout.entries()) {
     CAPTURE(module_name(e.layer, e.module));
     float largest = 0;
-    for (int64_t i = 0; i < e.out * e.rank; ++i) largest = std::max(largest, std::abs(adapter.flat[static_cast<size_t>(e.b_offset + i)]));
+    for (int64_t i = 0; i < e.out * e.rank; ++i)
+      largest = std::max(largest, std::abs(adapter.flat[static_cast<size_t>(e.b_offset + i)]));
     CHECK(largest > 0);
   }
   TrainConfig still = run.into("still");
@@ -228,7 +235,8 @@ TEST_CASE("FieldU5_warmup: the learning rate counts optimizer steps, whatever th
 TEST_CASE("FieldL8_accumulation: four passes of one row give the gradient and the loss of one pass of four rows") {
   TinyRun run;
   std::string rows;
-  for (int tokens : {3, 50, 700, 5}) rows += Json({{"prompt", "p"}, {"completion", std::string(static_cast<size_t>(tokens), 'k')}}).dump() + "\n";
+  for (int tokens : {3, 50, 700, 5})
+    rows += Json({{"prompt", "p"}, {"completion", std::string(static_cast<size_t>(tokens), 'k')}}).dump() + "\n";
   write_text(run.folder / "data/train.jsonl", rows);
   run.config.max_steps = 1;
   run.config.warmup = 0;
@@ -258,7 +266,9 @@ TEST_CASE("FieldL17_dropout: the gradient with dropout is the same bytes for eve
   CHECK(m.grads != first);
 }
 
-TEST_CASE("FieldM5_validation: validation takes no more memory than training at equal length, and a longer row is planned for") {
+TEST_CASE(
+    "FieldM5_validation: validation takes no more memory than training at equal length, and a longer row is planned "
+    "for") {
   TinyRun run;
   Heard heard;
   run.config.level = "input";
@@ -267,7 +277,8 @@ TEST_CASE("FieldM5_validation: validation takes no more memory than training at 
     const Run planned(run.config, heard);
     CHECK(planned.plan().validation_bytes <= planned.plan().step_bytes);
   }
-  write_text(run.folder / "data/valid.jsonl", Json({{"prompt", std::string(900, 'a')}, {"completion", std::string(900, 'b')}}).dump() + "\n");
+  write_text(run.folder / "data/valid.jsonl",
+             Json({{"prompt", std::string(900, 'a')}, {"completion", std::string(900, 'b')}}).dump() + "\n");
   const RunResult result = train(run.config, heard);
   CHECK(result.arena_used == result.arena_planned);
 }
@@ -281,24 +292,35 @@ TEST_CASE("training: the AdamW trajectory of the oracle") {
     TestContext ctx(detect_isa());
     const auto n = static_cast<int64_t>(m.adapter.flat.size());
     std::vector<float> moment1(m.adapter.flat.size(), 0.0F), moment2 = moment1;
-    const auto tensor = [&](std::vector<float>& v) { return Tensor{.data = v.data(), .dtype = DType::f32, .shape = {n}}; };
-    LrSchedule lr{.name = "cosine_decay", .peak = about["lr"].get<double>(), .warmup = about["warmup_steps"].get<int64_t>(),
+    const auto tensor = [&](std::vector<float>& v) {
+      return Tensor{.data = v.data(), .dtype = DType::f32, .shape = {n}};
+    };
+    LrSchedule lr{.name = "cosine_decay",
+                  .peak = about["lr"].get<double>(),
+                  .warmup = about["warmup_steps"].get<int64_t>(),
                   .total = about["total_steps"].get<int64_t>()};
     for (int64_t step = 0; step < about["steps"].get<int64_t>(); ++step) {
       CAPTURE(step);
       const auto i = static_cast<size_t>(step);
       CHECK(lr.at(step) == doctest::Approx(about["lrs"][i].get<double>()));
-      const double loss = m.sft(ctx, {m.sample(about["samples"][i].get<std::string>())}, false, DType::f32, m.schedule());
+      const double loss =
+          m.sft(ctx, {m.sample(about["samples"][i].get<std::string>())}, false, DType::f32, m.schedule());
       CHECK(loss == doctest::Approx(about["losses"][i].get<double>()).epsilon(2e-5));
-      adamw(ctx, {.p = tensor(m.adapter.flat), .m = tensor(moment1), .v = tensor(moment2), .g = tensor(m.grads), .lr = static_cast<float>(lr.at(step)),
-                  .weight_decay = about["weight_decay"].get<float>(), .t = step + 1});
+      adamw(ctx, {.p = tensor(m.adapter.flat),
+                  .m = tensor(moment1),
+                  .v = tensor(moment2),
+                  .g = tensor(m.grads),
+                  .lr = static_cast<float>(lr.at(step)),
+                  .weight_decay = about["weight_decay"].get<float>(),
+                  .t = step + 1});
     }
     for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
       for (bool b : {false, true}) {
         const std::string key = "adamw/final/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
         CAPTURE(key);
         const auto begin = m.adapter.flat.begin() + (b ? e.b_offset : e.a_offset);
-        CHECK(relative_l2(to_double(std::vector<float>(begin, begin + (b ? e.out * e.rank : e.rank * e.in))), m.oracle.values(key)) < 3e-4);
+        CHECK(relative_l2(to_double(std::vector<float>(begin, begin + (b ? e.out * e.rank : e.rank * e.in))),
+                          m.oracle.values(key)) < 3e-4);
       }
     }
   }

@@ -15,10 +15,12 @@ int main(int argc, char** argv) try {
   const StepBatch batch{.ids = ids, .spans = spans, .rows = rows, .targets = targets};
 
   // Memory is planned before it is taken.
-  const Plan plan = make_plan({.model = *model, .layout = layout, .train = {{spans, static_cast<int64_t>(rows.size())}}, .validation = {}});
+  const Plan plan = make_plan(
+      {.model = *model, .layout = layout, .train = {{spans, static_cast<int64_t>(rows.size())}}, .validation = {}});
   std::printf("%s", plan_table(plan).c_str());
   ThreadPool pool(ThreadPool::default_threads());
-  Arena arena = Arena::allocate(Device::cpu(), plan.step_bytes), resident = Arena::allocate(Device::cpu(), plan.parameter_bytes);
+  Arena arena = Arena::allocate(Device::cpu(), plan.step_bytes),
+        resident = Arena::allocate(Device::cpu(), plan.parameter_bytes);
   Context ctx{.arena = arena, .pool = pool};
   const int64_t n = layout.size();
   Tensor p = resident.tensor(DType::f32, {n}), g = resident.tensor(DType::f32, {n});
@@ -42,7 +44,8 @@ int main(int argc, char** argv) try {
     std::printf("step %d: loss %.4f\n", static_cast<int>(step), loss);
   }
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 64});
-  const GenerateResult result = generator.generate({.prompt = {1, 17, 23}, .stop_ids = {}, .max_new_tokens = 8, .sampler = {}}, adapter);
+  const GenerateResult result =
+      generator.generate({.prompt = {1, 17, 23}, .stop_ids = {}, .max_new_tokens = 8, .sampler = {}}, adapter);
   for (int32_t id : result.tokens) std::printf("%d ", id);
   std::printf("\n");
   return 0;

@@ -50,7 +50,8 @@ void doctor() {
   fmt::print("bf16 product {}\n", gemm_bf16_native() ? "native in oneDNN" : "operands widened to f32 (slower)");
   std::ifstream meminfo("/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
-    if (line.starts_with("MemAvailable:")) fmt::print("memory       {} available\n", gib(std::stoll(line.substr(13)) * 1024));
+    if (line.starts_with("MemAvailable:"))
+      fmt::print("memory       {} available\n", gib(std::stoll(line.substr(13)) * 1024));
   }
   try {
     cuda_symbol("device_report");

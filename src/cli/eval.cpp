@@ -31,7 +31,9 @@ struct Options {
 // What both scores begin with.
 struct Loaded {
   explicit Loaded(const Options& o)
-      : model(load_model(o.model)), text(load_model_text(*model->source)), adapters(model->config),
+      : model(load_model(o.model)),
+        text(load_model_text(*model->source)),
+        adapters(model->config),
         pool(o.threads > 0 ? o.threads : ThreadPool::default_threads()) {
     if (!o.adapter.empty()) {
       adapters.mount("adapter", o.adapter);
@@ -74,7 +76,8 @@ void eval_chunk(const Options& o) {
   size_t longest = 0;
   for (const ChunkCase& c : cases) {
     const RenderedChat chat = loaded.text.need_chat().render(c.prompt, /*add_generation_prompt=*/true);
-    requests.push_back({.prompt = loaded.text.tokenizer.encode(chat.text, {.add_special = true}).ids, .stop_ids = loaded.text.stop_ids,
+    requests.push_back({.prompt = loaded.text.tokenizer.encode(chat.text, {.add_special = true}).ids,
+                        .stop_ids = loaded.text.stop_ids,
                         .max_new_tokens = o.max_tokens});
     longest = std::max(longest, requests.back().prompt.size());
   }
@@ -89,16 +92,19 @@ void eval_chunk(const Options& o) {
   for (size_t i = 0; i < cases.size(); ++i) {
     const std::string answer = to_valid_utf8(loaded.text.tokenizer.decode(results[i].tokens, /*skip_special=*/true));
     scores.push_back(score_chunks(cases[i], answer));
-    rows.push_back({{"score", scores.back().total()}, {"answer", answer}, {"finished", results[i].finish == FinishReason::stop}});
+    rows.push_back(
+        {{"score", scores.back().total()}, {"answer", answer}, {"finished", results[i].finish == FinishReason::stop}});
   }
   const ChunkScore m = mean(scores);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fmt::print("chunk score {:.2f} of 100 over {} cases ({:.1f} s)\n", m.total(), cases.size(), seconds);
-  fmt::print("  json {:.2f}  schema {:.2f}  ids {:.2f}  non_empty {:.2f}  boundaries {:.2f}  labels {:.2f}\n", m.json, m.schema, m.ids,
-             m.non_empty, m.boundaries, m.labels);
+  fmt::print("  json {:.2f}  schema {:.2f}  ids {:.2f}  non_empty {:.2f}  boundaries {:.2f}  labels {:.2f}\n", m.json,
+             m.schema, m.ids, m.non_empty, m.boundaries, m.labels);
   if (o.out.empty()) return;
-  const Json report = {{"task", "chunk"}, {"model", o.model}, {"adapter", o.adapter}, {"score", m.total()}, {"json", m.json}, {"schema", m.schema},
-                       {"ids", m.ids}, {"non_empty", m.non_empty}, {"boundaries", m.boundaries}, {"labels", m.labels}, {"seconds", seconds}, {"cases", rows}};
+  const Json report = {{"task", "chunk"},    {"model", o.model},         {"adapter", o.adapter},
+                       {"score", m.total()}, {"json", m.json},           {"schema", m.schema},
+                       {"ids", m.ids},       {"non_empty", m.non_empty}, {"boundaries", m.boundaries},
+                       {"labels", m.labels}, {"seconds", seconds},       {"cases", rows}};
   atomic_write_file(o.out, report.dump(1) + "\n");
 }
 
@@ -110,7 +116,9 @@ void eval_loss(const Options& o) {
   const StepSettings settings{.schedule = schedule, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16};
   const auto logps = [&](Arena& arena, const Batch& batch) {
     Context ctx{.arena = arena, .pool = loaded.pool};
-    return forward_logps(ctx, *loaded.model, loaded.adapter(), {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets}, settings);
+    return forward_logps(ctx, *loaded.model, loaded.adapter(),
+                         {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+                         settings);
   };
   Arena counting = Arena::counting(Device::cpu());
   for (const Sample& sample : data.samples) logps(counting, pack({&sample}));
@@ -121,17 +129,27 @@ void eval_loss(const Options& o) {
     for (float logp : logps(arena, pack({&sample}))) sum -= static_cast<double>(logp), ++tokens;
   }
   const double loss = sum / static_cast<double>(tokens);
-  fmt::print("loss {:.4f}  perplexity {:.4f}  over {} tokens of {} rows\n", loss, std::exp(loss), tokens, data.samples.size());
+  fmt::print("loss {:.4f}  perplexity {:.4f}  over {} tokens of {} rows\n", loss, std::exp(loss), tokens,
+             data.samples.size());
   if (!o.out.empty()) {
-    atomic_write_file(o.out, Json({{"task", "loss"}, {"model", o.model}, {"adapter", o.adapter}, {"loss", loss}, {"perplexity", std::exp(loss)}, {"tokens", tokens}}).dump(1) + "\n");
+    atomic_write_file(o.out, Json({{"task", "loss"},
+                                   {"model", o.model},
+                                   {"adapter", o.adapter},
+                                   {"loss", loss},
+                                   {"perplexity", std::exp(loss)},
+                                   {"tokens", tokens}})
+                                     .dump(1) +
+                                 "\n");
   }
 }
 
 // Two results of the same task side by side.
 void compare(const std::string& before_path, const std::string& after_path) {
   const Json before = read_json_file(before_path), after = read_json_file(after_path);
-  check(before.is_object() && after.is_object() && before.value("task", "") == after.value("task", "?"), ErrorCode::bad_config,
-        fmt::format("{} and {} are not results of one task; make both with `sluice eval … --out`", before_path, after_path));
+  check(before.is_object() && after.is_object() && before.value("task", "") == after.value("task", "?"),
+        ErrorCode::bad_config,
+        fmt::format("{} and {} are not results of one task; make both with `sluice eval … --out`", before_path,
+                    after_path));
   fmt::print("{:<14} {:>10} {:>10} {:>10}\n", "", "before", "after", "change");
   for (const auto& [name, value] : before.items()) {
     if (!value.is_number() || !after.contains(name) || !after[name].is_number() || name == "seconds") continue;
@@ -144,27 +162,41 @@ void add_common(CLI::App& command, Options& o) {
   command.add_option("-m,--model", o.model, "base model: a folder (Hugging Face or MLX) or a .gguf file")->required();
   command.add_option("--adapter,--adapter-path", o.adapter, "folder of a PEFT or mlx-lm adapter");
   command.add_option("--data", o.data, "the .jsonl file")->required();
-  command.add_option("--chat-template", o.chat_template, "file with a Jinja chat template; default: the adapter's, else the model's");
+  command.add_option("--chat-template", o.chat_template,
+                     "file with a Jinja chat template; default: the adapter's, else the model's");
   command.add_option("-o,--out", o.out, "also write the result as JSON");
-  command.add_option("--precision", o.precision, "bf16 or fp32")->check(CLI::IsMember({"bf16", "fp32"}))->capture_default_str();
-  command.add_option("--threads", o.threads, "0: every core this process may use")->check(CLI::Range(0, 1024))->capture_default_str();
+  command.add_option("--precision", o.precision, "bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  command.add_option("--threads", o.threads, "0: every core this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
 }
 
 }  // namespace
 
 void add_eval(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("eval", "Score a model: eval chunk (the example's task), eval loss (loss and perplexity of rows)");
+  CLI::App* command = app.add_subcommand(
+      "eval", "Score a model: eval chunk (the example's task), eval loss (loss and perplexity of rows)");
   command->require_subcommand(1);
   auto o = std::make_shared<Options>();
   CLI::App* chunk = command->add_subcommand("chunk", "Chunk segmentation of conversations, 0 to 100 (examples/chunk)");
   add_common(*chunk, *o);
-  chunk->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  chunk->add_option("-b,--batch-size", o->batch_size, "cases decoded at once")->check(CLI::Range(1, 256))->capture_default_str();
-  chunk->add_option("--limit", o->limit, "only the first n cases; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+  chunk->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  chunk->add_option("-b,--batch-size", o->batch_size, "cases decoded at once")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  chunk->add_option("--limit", o->limit, "only the first n cases; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   chunk->callback([o] { eval_chunk(*o); });
   CLI::App* loss = command->add_subcommand("loss", "Loss per supervised token and perplexity of a file of rows");
   add_common(*loss, *o);
-  loss->add_option("--max-seq-length", o->max_seq_length, "longer rows are dropped and counted")->check(CLI::Range(2, 1 << 24))->capture_default_str();
+  loss->add_option("--max-seq-length", o->max_seq_length, "longer rows are dropped and counted")
+      ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
   loss->add_flag("--full", o->full, "every token, not only the assistant's");
   loss->callback([o] { eval_loss(*o); });
   CLI::App* both = command->add_subcommand("compare", "Two results written with --out, side by side");

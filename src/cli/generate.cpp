@@ -56,28 +56,36 @@ void generate(const Options& o) {
     text.use_template_of(o.adapter);
   }
   if (!o.chat_template.empty()) text.use_template(o.chat_template);
-  GenerateRequest request{.prompt = prompt_ids(o, text), .stop_ids = text.stop_ids, .max_new_tokens = o.max_tokens, .sampler = o.sampler};
+  GenerateRequest request{
+      .prompt = prompt_ids(o, text), .stop_ids = text.stop_ids, .max_new_tokens = o.max_tokens, .sampler = o.sampler};
   for (int32_t id : request.prompt) {
     check(id >= 0 && id < model->config.vocab_size, ErrorCode::bad_config,
           fmt::format("token id {} is outside the vocabulary of {}", id, model->config.vocab_size));
   }
   ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
-  const int64_t room = o.max_kv_size > 0 ? o.max_kv_size : static_cast<int64_t>(request.prompt.size()) + o.max_tokens + 1;
-  Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = room, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
+  const int64_t room =
+      o.max_kv_size > 0 ? o.max_kv_size : static_cast<int64_t>(request.prompt.size()) + o.max_tokens + 1;
+  Generator generator(
+      pool, *model,
+      {.max_sequences = 1, .max_tokens = room, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
   StreamDecoder decoder(text.tokenizer);
   std::signal(SIGINT, [](int) { interrupted = 1; });
-  const GenerateResult result = generator.generate(request, adapters.get(o.adapter.empty() ? "" : "adapter"), [&](size_t, int32_t id) {
-    fmt::print("{}", decoder.push(id));
-    std::fflush(stdout);
-    return interrupted == 0;
-  });
+  const GenerateResult result =
+      generator.generate(request, adapters.get(o.adapter.empty() ? "" : "adapter"), [&](size_t, int32_t id) {
+        fmt::print("{}", decoder.push(id));
+        std::fflush(stdout);
+        return interrupted == 0;
+      });
   fmt::print("{}\n", decoder.finish());
   if (o.quiet) return;
   const double n = static_cast<double>(result.tokens.size());
-  fmt::print(stderr, "Prompt: {} tokens, {:.3f} tokens-per-sec\nGeneration: {} tokens, {:.3f} tokens-per-sec, stopped by {}\n",
-             request.prompt.size(), static_cast<double>(request.prompt.size()) / result.prefill_seconds, result.tokens.size(),
-             n > 1 ? (n - 1) / result.decode_seconds : 0.0,
-             result.finish == FinishReason::stop ? "a stop token" : result.finish == FinishReason::cancelled ? "you" : "--max-tokens");
+  fmt::print(stderr,
+             "Prompt: {} tokens, {:.3f} tokens-per-sec\nGeneration: {} tokens, {:.3f} tokens-per-sec, stopped by {}\n",
+             request.prompt.size(), static_cast<double>(request.prompt.size()) / result.prefill_seconds,
+             result.tokens.size(), n > 1 ? (n - 1) / result.decode_seconds : 0.0,
+             result.finish == FinishReason::stop        ? "a stop token"
+             : result.finish == FinishReason::cancelled ? "you"
+                                                        : "--max-tokens");
 }
 
 }  // namespace
@@ -91,18 +99,37 @@ void add_generate(CLI::App& app) {
   command->add_option("--prompt-file", o->prompt_file, "file with the prompt; - reads standard input");
   command->add_option("--ids", o->ids, "token ids instead of a text, separated by commas")->delimiter(',');
   command->add_option("--system,--system-prompt", o->system, "system message");
-  command->add_option("--chat-template", o->chat_template, "file with a Jinja chat template; default: the adapter's, else the model's");
+  command->add_option("--chat-template", o->chat_template,
+                      "file with a Jinja chat template; default: the adapter's, else the model's");
   command->add_flag("--raw,--ignore-chat-template", o->raw, "the prompt is plain text: no chat template");
-  command->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   command->add_option("--max-kv-size", o->max_kv_size, "room for prompt and answer in tokens; default: what is needed");
-  command->add_option("--temp,--temperature", o->sampler.temperature, "0: the most likely token, always")->check(CLI::Range(0.0, 100.0))->capture_default_str();
-  command->add_option("--top-k", o->sampler.top_k, "keep the k most likely tokens; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
-  command->add_option("--top-p", o->sampler.top_p, "keep the most likely tokens up to this mass")->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  command->add_option("--repetition-penalty", o->sampler.repetition_penalty, "1: none")->check(CLI::Range(0.01, 100.0))->capture_default_str();
-  command->add_option("--repetition-context-size", o->sampler.repetition_context, "tokens the penalty looks back on; 0: all")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--temp,--temperature", o->sampler.temperature, "0: the most likely token, always")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  command->add_option("--top-k", o->sampler.top_k, "keep the k most likely tokens; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--top-p", o->sampler.top_p, "keep the most likely tokens up to this mass")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  command->add_option("--repetition-penalty", o->sampler.repetition_penalty, "1: none")
+      ->check(CLI::Range(0.01, 100.0))
+      ->capture_default_str();
+  command
+      ->add_option("--repetition-context-size", o->sampler.repetition_context,
+                   "tokens the penalty looks back on; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--seed", o->sampler.seed, "of the draws")->capture_default_str();
-  command->add_option("--precision", o->precision, "of prefill and cache: bf16 or fp32")->check(CLI::IsMember({"bf16", "fp32"}))->capture_default_str();
-  command->add_option("--threads", o->threads, "0: every core this process may use")->check(CLI::Range(0, 1024))->capture_default_str();
+  command->add_option("--precision", o->precision, "of prefill and cache: bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  command->add_option("--threads", o->threads, "0: every core this process may use")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
   command->add_flag("-q,--quiet", o->quiet, "print the answer only");
   command->callback([o] { generate(*o); });
 }

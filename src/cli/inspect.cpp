@@ -54,15 +54,19 @@ void inspect_model(const std::string& path, bool tensors) {
   print_row("MLP width", fmt::format("{}", m.layers.front().intermediate_size));
   print_row("attention", head_dims(m));
   print_row("vocabulary", fmt::format("{}{}", m.vocab_size, m.tied_head ? ", head tied to the embedding" : ""));
-  print_row("context", m.max_position_embeddings > 0 ? fmt::format("{} tokens", m.max_position_embeddings) : "not stated");
-  print_row("parameters", fmt::format("{:.1f} M in {} tensors", static_cast<double>(numbers) / 1e6, source->names().size()));
-  for (const auto& [format, count] : formats) print_row("stored as", fmt::format("{}: {} tensors, {}", format, count.first, gib(count.second)));
+  print_row("context",
+            m.max_position_embeddings > 0 ? fmt::format("{} tokens", m.max_position_embeddings) : "not stated");
+  print_row("parameters",
+            fmt::format("{:.1f} M in {} tensors", static_cast<double>(numbers) / 1e6, source->names().size()));
+  for (const auto& [format, count] : formats)
+    print_row("stored as", fmt::format("{}: {} tensors, {}", format, count.first, gib(count.second)));
   try {
     const ModelText text = load_model_text(*source);
     print_row("tokenizer", fmt::format("{} tokens", text.tokenizer.vocab_size()));
     print_row("chat template", text.chat ? std::string(text.chat->name()) : "none");
     std::string stops;
-    for (int32_t id : text.stop_ids) stops += fmt::format("{}{} {}", stops.empty() ? "" : ", ", id, text.tokenizer.token_text(id));
+    for (int32_t id : text.stop_ids)
+      stops += fmt::format("{}{} {}", stops.empty() ? "" : ", ", id, text.tokenizer.token_text(id));
     print_row("stop tokens", stops);
   } catch (const Error& e) {
     print_row("text", e.what());
@@ -78,14 +82,18 @@ void inspect_adapter(const std::string& path, const std::string& base, bool tens
   if (base.empty()) {
     const Json config = read_json_file((fs::path(path) / "adapter_config.json").string());
     fmt::print("{}\n", config.dump(2));
-    const std::string file = (fs::path(path) / (fs::exists(fs::path(path) / "adapter_model.safetensors") ? "adapter_model.safetensors" : "adapters.safetensors")).string();
+    const std::string file =
+        (fs::path(path) / (fs::exists(fs::path(path) / "adapter_model.safetensors") ? "adapter_model.safetensors"
+                                                                                    : "adapters.safetensors"))
+            .string();
     const SafetensorsFile weights(file);
     int64_t numbers = 0;
     for (const StoredTensor& t : weights.tensors()) {
       numbers += t.numel();
       if (tensors) fmt::print("  {:<80} {} [{}]\n", t.name, t.dtype, fmt::join(t.shape, ", "));
     }
-    print_row("tensors", fmt::format("{} with {} numbers; --model checks them against a base", weights.tensors().size(), numbers));
+    print_row("tensors",
+              fmt::format("{} with {} numbers; --model checks them against a base", weights.tensors().size(), numbers));
     return;
   }
   const std::unique_ptr<WeightSource> source = open_model(base, {.allow_header_only = true});
@@ -99,11 +107,12 @@ void inspect_adapter(const std::string& path, const std::string& base, bool tens
     if (!tensors) break;
     const auto norm = [&](int64_t begin, int64_t count) {
       double sum = 0;
-      for (int64_t i = 0; i < count; ++i) sum += std::pow(static_cast<double>(adapter.flat[static_cast<size_t>(begin + i)]), 2);
+      for (int64_t i = 0; i < count; ++i)
+        sum += std::pow(static_cast<double>(adapter.flat[static_cast<size_t>(begin + i)]), 2);
       return std::sqrt(sum);
     };
-    fmt::print("  {:<40} rank {:>3}  scale {:.4g}  |A| {:.4g}  |B| {:.4g}\n", module_name(e.layer, e.module), e.rank, e.scale,
-               norm(e.a_offset, e.rank * e.in), norm(e.b_offset, e.out * e.rank));
+    fmt::print("  {:<40} rank {:>3}  scale {:.4g}  |A| {:.4g}  |B| {:.4g}\n", module_name(e.layer, e.module), e.rank,
+               e.scale, norm(e.a_offset, e.rank * e.in), norm(e.b_offset, e.out * e.rank));
   }
 }
 
@@ -120,7 +129,8 @@ void add_inspect(CLI::App& app) {
   command->add_option("--model", options->model, "base to check an adapter against");
   command->add_flag("--tensors", options->tensors, "list every tensor");
   command->callback([options] {
-    if (fs::exists(fs::path(options->path) / "adapter_config.json")) inspect_adapter(options->path, options->model, options->tensors);
+    if (fs::exists(fs::path(options->path) / "adapter_config.json"))
+      inspect_adapter(options->path, options->model, options->tensors);
     else inspect_model(options->path, options->tensors);
   });
 }

@@ -8,7 +8,9 @@
 namespace sluice {
 
 void add_plan(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("plan", "Show what memory a run will take and which schedules there are: sluice plan -c config.yaml [--name value …]");
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "Show what memory a run will take and which schedules there are: sluice plan -c config.yaml [--name value …]");
   struct Options {
     std::string yaml;
     int64_t tokens = 0, targets = 0;
@@ -16,11 +18,13 @@ void add_plan(CLI::App& app) {
   };
   auto o = std::make_shared<Options>();
   command->add_option("-c,--config", o->yaml, "YAML file of settings, as for sluice train");
-  command->add_option("--tokens", o->tokens, "plan for one sequence of this length instead of the data's longest batch");
+  command->add_option("--tokens", o->tokens,
+                      "plan for one sequence of this length instead of the data's longest batch");
   command->add_option("--targets", o->targets, "supervised tokens in it; default: all");
   command->add_flag("--json", o->json, "the chosen plan as JSON");
   command->allow_extras();
-  command->footer("Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.");
+  command->footer(
+      "Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.");
   command->callback([command, o] {
     const TrainConfig config = config_from_command(o->yaml, command->remaining());
     const PlannedRun planned = plan_run(config, o->tokens, o->targets);
@@ -28,13 +32,15 @@ void add_plan(CLI::App& app) {
       fmt::print("{}\n", plan_json(planned.plan).dump(2));
       return;
     }
-    fmt::print("{}\ncandidates, leanest first:\n  {:>12} {:>12} {:>9}   schedule\n", plan_table(planned.plan), "total", "step arena", "time");
+    fmt::print("{}\ncandidates, leanest first:\n  {:>12} {:>12} {:>9}   schedule\n", plan_table(planned.plan), "total",
+               "step arena", "time");
     for (const Plan& p : planned.candidates) {
-      fmt::print("  {:>12} {:>12} {:>8.2f}x   {}\n", gib(p.total_bytes()), gib(p.step_bytes), p.relative_time, p.schedule.describe());
+      fmt::print("  {:>12} {:>12} {:>8.2f}x   {}\n", gib(p.total_bytes()), gib(p.step_bytes), p.relative_time,
+                 p.schedule.describe());
     }
     check(planned.plan.fits(), ErrorCode::out_of_memory,
-          fmt::format("no schedule fits {}: the leanest needs {}, {} more", gib(planned.plan.budget_bytes), gib(planned.plan.total_bytes()),
-                      gib(planned.plan.missing_bytes())));
+          fmt::format("no schedule fits {}: the leanest needs {}, {} more", gib(planned.plan.budget_bytes),
+                      gib(planned.plan.total_bytes()), gib(planned.plan.missing_bytes())));
   });
 }
 

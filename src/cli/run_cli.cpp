@@ -26,7 +26,9 @@ std::vector<std::pair<std::string, std::string>> as_settings(const std::vector<s
 }
 
 int run_cli(int argc, char** argv) {
-  CLI::App app{"Sluice fine-tunes language models with LoRA on long sequences, in memory that is known before the run starts.", "sluice"};
+  CLI::App app{
+      "Sluice fine-tunes language models with LoRA on long sequences, in memory that is known before the run starts.",
+      "sluice"};
   app.set_version_flag("--version", std::string("sluice ") + version);
   app.require_subcommand(1);
   app.footer("`sluice <command> --help` explains a command. Settings of a run: docs/settings.md.");

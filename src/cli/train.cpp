@@ -10,9 +10,11 @@ namespace sluice {
 namespace {
 
 std::string settings_help() {
-  std::string text = "Settings, in the YAML file or as --name value (flags win); docs/settings.md has them with other tools' names:\n";
+  std::string text =
+      "Settings, in the YAML file or as --name value (flags win); docs/settings.md has them with other tools' names:\n";
   for (const Setting& s : train_settings()) {
-    text += fmt::format("  --{:<26} {}{}\n", s.name, s.help, s.choices.empty() ? "" : fmt::format(" ({})", fmt::join(s.choices, ", ")));
+    text += fmt::format("  --{:<26} {}{}\n", s.name, s.help,
+                        s.choices.empty() ? "" : fmt::format(" ({})", fmt::join(s.choices, ", ")));
   }
   return text;
 }
@@ -31,7 +33,8 @@ void add_train(CLI::App& app) {
   auto yaml = std::make_shared<std::string>();
   command->add_option("-c,--config", *yaml, "YAML file of settings");
   auto markdown = std::make_shared<bool>(false);
-  command->add_flag("--settings", *markdown, "print every setting with its default as Markdown (docs/settings.md) and end");
+  command->add_flag("--settings", *markdown,
+                    "print every setting with its default as Markdown (docs/settings.md) and end");
   command->allow_extras();
   command->footer(settings_help());
   command->callback([command, yaml, markdown] {

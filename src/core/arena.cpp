@@ -20,17 +20,16 @@ int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1
 
 void Arena::Unmap::operator()(std::byte* p) const { munmap(p, static_cast<size_t>(bytes)); }
 
-Arena Arena::counting(Device device) {
-  return Arena(device);
-}
+Arena Arena::counting(Device device) { return Arena(device); }
 
 Arena Arena::allocate(Device device, int64_t capacity_bytes) {
   SLUICE_ASSERT(device.type == DeviceType::cpu);
   const int64_t mapped = round_up(capacity_bytes > 0 ? capacity_bytes : 1, 4096);
-  void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
-                 -1, 0);
+  void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   check(p != MAP_FAILED, ErrorCode::out_of_memory,
-        "the system refused an arena of " + gib(capacity_bytes) + "; give a smaller --memory or a shorter max_seq_length");
+        "the system refused an arena of " + gib(capacity_bytes) +
+            "; give a smaller --memory or a shorter max_seq_length");
   Arena arena(device);
   arena.memory_ = {static_cast<std::byte*>(p), Unmap{mapped}};
   arena.capacity_ = capacity_bytes;

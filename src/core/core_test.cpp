@@ -14,7 +14,10 @@ TEST_CASE("arena: a counting run and a real run of the same calls peak at the sa
   const auto calls = [](Arena& arena) {
     ArenaScope outer(arena);
     outer.tensor(DType::bf16, {3, 5});
-    { ArenaScope inner(arena); inner.tensor(DType::f32, {1000}); }
+    {
+      ArenaScope inner(arena);
+      inner.tensor(DType::f32, {1000});
+    }
     outer.array<double>(7);
   };
   Arena counting = Arena::counting(Device::cpu());
@@ -56,9 +59,14 @@ TEST_CASE("thread_pool: each item runs once and the first exception reaches the 
   for (int threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     std::vector<std::atomic<int>> hits(1000);
-    for (int round = 0; round < 20; ++round) pool.parallel_for(1000, [&](int64_t i, int) { ++hits[static_cast<size_t>(i)]; });
+    for (int round = 0; round < 20; ++round)
+      pool.parallel_for(1000, [&](int64_t i, int) { ++hits[static_cast<size_t>(i)]; });
     for (auto& hit : hits) CHECK(hit == 20);
-    CHECK_THROWS_AS(pool.parallel_for(100, [](int64_t i, int) { if (i == 37) throw Error(ErrorCode::device, "x"); }), Error);
+    CHECK_THROWS_AS(pool.parallel_for(100,
+                                      [](int64_t i, int) {
+                                        if (i == 37) throw Error(ErrorCode::device, "x");
+                                      }),
+                    Error);
     CHECK_NOTHROW(pool.parallel_for(3, [](int64_t, int) {}));
   }
 }

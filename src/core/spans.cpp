@@ -27,8 +27,8 @@ Spans::Spans(const std::vector<Piece>& pieces) {
 
 int64_t Spans::span_of(int64_t token) const {
   SLUICE_ASSERT(token >= 0 && token < num_tokens());
-  const auto after = std::upper_bound(spans_.begin(), spans_.end(), token,
-                                      [](int64_t t, const Span& span) { return t < span.begin; });
+  const auto after =
+      std::upper_bound(spans_.begin(), spans_.end(), token, [](int64_t t, const Span& span) { return t < span.begin; });
   return after - spans_.begin() - 1;
 }
 

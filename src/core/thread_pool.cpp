@@ -54,7 +54,8 @@ struct ThreadPool::Shared {
   void loop(int worker) {
     uint64_t seen = 0;
     for (;;) {
-      for (int spin = 0; spin < spins_before_sleep && generation.load(std::memory_order_acquire) == seen; ++spin) pause_cpu();
+      for (int spin = 0; spin < spins_before_sleep && generation.load(std::memory_order_acquire) == seen; ++spin)
+        pause_cpu();
       if (generation.load(std::memory_order_acquire) == seen) {
         std::unique_lock lock(mutex);
         wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });

@@ -34,8 +34,11 @@ std::vector<int32_t> ids_of(const Json& object, const char* key) {
 
 void set_template(ModelText& text, std::string source) {
   text.template_source = std::move(source);
-  const auto name = [&](std::optional<int32_t> id) { return id ? std::string(text.tokenizer.token_text(*id)) : std::string(); };
-  text.chat = ChatTemplate::from_source(text.template_source, name(text.tokenizer.bos_id()), name(text.tokenizer.eos_id()));
+  const auto name = [&](std::optional<int32_t> id) {
+    return id ? std::string(text.tokenizer.token_text(*id)) : std::string();
+  };
+  text.chat =
+      ChatTemplate::from_source(text.template_source, name(text.tokenizer.bos_id()), name(text.tokenizer.eos_id()));
 }
 
 ModelText finish(Tokenizer tokenizer, std::string template_source) {
@@ -58,7 +61,8 @@ ModelText from_gguf(const GgufFile& file) {
     return number ? std::optional(static_cast<int32_t>(*number)) : std::nullopt;
   };
   const auto flag = [&](const char* key) { return get(key) != nullptr ? get(key)->boolean() : std::nullopt; };
-  check(get("tokens") != nullptr, ErrorCode::bad_file, file.path() + ": there is no tokenizer in it (tokenizer.ggml.tokens)");
+  check(get("tokens") != nullptr, ErrorCode::bad_file,
+        file.path() + ": there is no tokenizer in it (tokenizer.ggml.tokens)");
   const std::vector<std::string_view> tokens = get("tokens")->strings();
   std::vector<std::string_view> merges;
   std::vector<int32_t> types;
@@ -91,11 +95,13 @@ ModelText from_gguf(const GgufFile& file) {
 ModelText from_folder(const WeightSource& source) {
   const fs::path folder(source.path());
   TokenizerConfig config;
-  if (fs::exists(folder / "tokenizer_config.json")) config = TokenizerConfig::from_json(read_text(folder / "tokenizer_config.json"));
+  if (fs::exists(folder / "tokenizer_config.json"))
+    config = TokenizerConfig::from_json(read_text(folder / "tokenizer_config.json"));
   config.stop_ids = ids_of(source.config(), "eos_token_id");
   if (const std::optional<Json> generation = source.side_file("generation_config.json")) {
     for (int32_t id : ids_of(*generation, "eos_token_id")) {
-      if (std::find(config.stop_ids.begin(), config.stop_ids.end(), id) == config.stop_ids.end()) config.stop_ids.push_back(id);
+      if (std::find(config.stop_ids.begin(), config.stop_ids.end(), id) == config.stop_ids.end())
+        config.stop_ids.push_back(id);
     }
   }
   std::string chat = config.chat_template;
@@ -120,7 +126,8 @@ void ModelText::use_template_of(const std::string& adapter_folder) {
 
 const ChatTemplate& ModelText::need_chat() const {
   check(chat.has_value(), ErrorCode::bad_config,
-        "the model has no chat template, which rows of messages need; use an instruct model, or rows whose text is ready");
+        "the model has no chat template, which rows of messages need; use an instruct model, or rows whose text is "
+        "ready");
   return *chat;
 }
 

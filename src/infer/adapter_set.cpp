@@ -15,7 +15,8 @@ Adapter AdapterSet::get(const std::string& name) const {
   if (name.empty()) return {};
   const auto found = adapters_.find(name);
   check(found != adapters_.end(), ErrorCode::bad_config,
-        fmt::format("no adapter '{}' is mounted; there are: {}", name, adapters_.empty() ? "none" : fmt::format("{}", fmt::join(names(), ", "))));
+        fmt::format("no adapter '{}' is mounted; there are: {}", name,
+                    adapters_.empty() ? "none" : fmt::format("{}", fmt::join(names(), ", "))));
   LoadedAdapter& a = *found->second;
   return {a.layout, {.data = a.flat.data(), .dtype = DType::f32, .shape = {a.layout.size()}}};
 }

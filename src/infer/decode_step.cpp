@@ -13,7 +13,10 @@ namespace sluice {
 namespace {
 
 Weight as_weight(const Tensor& matrix) {
-  return {.format = WeightFormat::f32, .rows = matrix.shape[0], .cols = matrix.shape[1], .data = static_cast<const std::byte*>(matrix.data)};
+  return {.format = WeightFormat::f32,
+          .rows = matrix.shape[0],
+          .cols = matrix.shape[1],
+          .data = static_cast<const std::byte*>(matrix.data)};
 }
 
 class DecodeStep {
@@ -63,21 +66,31 @@ class DecodeStep {
       linear(l.input_gate, x, z);
       gated_forward(ctx_, {.activation = model_.config.activation, .a = z, .b = own, .y = z});
       linear(l.input_projection, z, p);
-      rmsnorm_forward(ctx_, {.x = p, .weight = l.post_input_norm, .residual = x, .y = x, .eps = model_.config.rms_norm_eps,
+      rmsnorm_forward(ctx_, {.x = p,
+                             .weight = l.post_input_norm,
+                             .residual = x,
+                             .y = x,
+                             .eps = model_.config.rms_norm_eps,
                              .offset = model_.config.norm_offset});
     }
     if (model_.config.layer_scalar) scale_into(ctx_, {.x = x, .y = x, .scale = l.scalar});
   }
 
   void norm(Tensor x, Tensor weight, Tensor y) {
-    rmsnorm_forward(ctx_, {.x = x, .weight = weight, .y = y, .eps = model_.config.rms_norm_eps, .offset = model_.config.norm_offset});
+    rmsnorm_forward(
+        ctx_,
+        {.x = x, .weight = weight, .y = y, .eps = model_.config.rms_norm_eps, .offset = model_.config.norm_offset});
   }
 
  private:
   // x += [norm](y)
   void add_back(Tensor y, Tensor weight, Tensor x) {
     if (model_.config.post_norms) {
-      rmsnorm_forward(ctx_, {.x = y, .weight = weight, .residual = x, .y = x, .eps = model_.config.rms_norm_eps,
+      rmsnorm_forward(ctx_, {.x = y,
+                             .weight = weight,
+                             .residual = x,
+                             .y = x,
+                             .eps = model_.config.rms_norm_eps,
                              .offset = model_.config.norm_offset});
     } else {
       scale_into(ctx_, {.x = y, .y = x, .write = Write::add});
@@ -87,7 +100,8 @@ class DecodeStep {
   void attention(int64_t index, const DecoderLayer& l, Tensor x) {
     ArenaScope scope(ctx_.arena);
     const LayerConfig& c = l.config;
-    Tensor a = scope.like(x), q = scope.tensor(DType::f32, {B_, c.num_heads * c.head_dim}), o = scope.like(q), out = scope.like(x);
+    Tensor a = scope.like(x), q = scope.tensor(DType::f32, {B_, c.num_heads * c.head_dim}), o = scope.like(q),
+           out = scope.like(x);
     const Tensor table = tables_[static_cast<size_t>(c.rope)];
     norm(x, l.input_norm, a);
     linear(l.q, a, q);
@@ -111,18 +125,29 @@ class DecodeStep {
     for (KvCache* cache : caches_) {
       const int64_t end = cache->length() + 1;
       const KvCache::Layer& kept = cache->layer(index);
-      sequences.push_back({.k = kept.kv.k, .v = kept.kv.v, .begin = c.window > 0 ? std::max<int64_t>(0, end - c.window) : 0, .end = end,
+      sequences.push_back({.k = kept.kv.k,
+                           .v = kept.kv.v,
+                           .begin = c.window > 0 ? std::max<int64_t>(0, end - c.window) : 0,
+                           .end = end,
                            .ring = kept.ring});
     }
-    const AttentionShape shape{.num_heads = c.num_heads, .num_kv_heads = c.num_kv_heads, .head_dim = c.head_dim,
-                               .scale = model_.config.attention_scale, .window = c.window, .softcap = model_.config.attention_softcap};
+    const AttentionShape shape{.num_heads = c.num_heads,
+                               .num_kv_heads = c.num_kv_heads,
+                               .head_dim = c.head_dim,
+                               .scale = model_.config.attention_scale,
+                               .window = c.window,
+                               .softcap = model_.config.attention_softcap};
     attention_decode(ctx_, {.shape = shape, .sequences = sequences, .q = q, .o = o});
     linear(l.o, o, out);
     add_back(out, l.post_attention_norm, x);
   }
 
   void head_norm(Tensor x, Tensor weight, const LayerConfig& c) {
-    rmsnorm_forward(ctx_, {.x = x, .weight = weight, .y = x, .groups = x.shape[1] / c.head_dim, .eps = model_.config.rms_norm_eps,
+    rmsnorm_forward(ctx_, {.x = x,
+                           .weight = weight,
+                           .y = x,
+                           .groups = x.shape[1] / c.head_dim,
+                           .eps = model_.config.rms_norm_eps,
                            .offset = weight.empty() ? 0 : model_.config.norm_offset});
   }
 

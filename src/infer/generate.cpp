@@ -39,8 +39,8 @@ void keep_last(Context& ctx, const SharedKv& from, const KvCache::Layer& to, int
 }
 
 // A prompt through all layers; keys and values land in the cache, the last row's logits in `logits` [1, V].
-void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span<const int32_t> prompt, KvCache& cache, DType dtype,
-             Tensor logits) {
+void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span<const int32_t> prompt, KvCache& cache,
+             DType dtype, Tensor logits) {
   ArenaScope scope(ctx.arena);
   const auto N = static_cast<int64_t>(prompt.size());
   const Spans spans = Spans::one(N);
@@ -74,7 +74,10 @@ void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span
     std::swap(x, y);
   }
   Tensor h = scope.tensor(dtype, {1, model.config.hidden_size});
-  rmsnorm_forward(ctx, {.x = x.rows(N - 1, 1), .weight = model.final_norm, .y = h, .eps = model.config.rms_norm_eps,
+  rmsnorm_forward(ctx, {.x = x.rows(N - 1, 1),
+                        .weight = model.final_norm,
+                        .y = h,
+                        .eps = model.config.rms_norm_eps,
                         .offset = model.config.norm_offset});
   head_logits(ctx, {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});
 }
@@ -94,11 +97,12 @@ struct Generator::Impl {
   struct Running {
     size_t request = 0;
     KvCache* cache = nullptr;
-    int32_t next = 0;                // sampled, not yet run
-    std::vector<int32_t> history;    // prompt and output
+    int32_t next = 0;              // sampled, not yet run
+    std::vector<int32_t> history;  // prompt and output
   };
 
-  Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o) : pool(p), model(m), options(o), arena(Arena::counting(Device::cpu())) {
+  Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o)
+      : pool(p), model(m), options(o), arena(Arena::counting(Device::cpu())) {
     take_caches();
     const int64_t held = arena.used();
     {
@@ -120,14 +124,15 @@ struct Generator::Impl {
 
   void take_caches() {
     caches.clear();
-    for (int64_t i = 0; i < options.max_sequences; ++i) caches.emplace_back(arena, model, options.max_tokens, options.dtype);
+    for (int64_t i = 0; i < options.max_sequences; ++i)
+      caches.emplace_back(arena, model, options.max_tokens, options.dtype);
   }
 
   void require_room(const GenerateRequest& r) const {
     check(!r.prompt.empty(), ErrorCode::bad_config, "the prompt is empty; give at least one token");
     check(static_cast<int64_t>(r.prompt.size()) < options.max_tokens, ErrorCode::bad_config,
-          fmt::format("the prompt has {} tokens and {} fit (prompt and output); raise --max-kv-size or shorten it", r.prompt.size(),
-                      options.max_tokens));
+          fmt::format("the prompt has {} tokens and {} fit (prompt and output); raise --max-kv-size or shorten it",
+                      r.prompt.size(), options.max_tokens));
   }
 
   ThreadPool& pool;
@@ -143,7 +148,8 @@ Generator::~Generator() = default;
 
 int64_t Generator::arena_bytes() const { return impl_->arena.capacity(); }
 
-std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest> requests, const Adapter& adapter, const OnToken& on_token) {
+std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest> requests, const Adapter& adapter,
+                                                const OnToken& on_token) {
   Impl& s = *impl_;
   for (const GenerateRequest& r : requests) s.require_room(r);
   Context ctx{.arena = s.arena, .pool = s.pool, .isa = s.options.isa};
@@ -210,7 +216,8 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
     std::vector<Impl::Running> still;
     for (size_t i = 0; i < running.size(); ++i) {
       results[running[i].request].decode_seconds += spent;
-      if (advance(running[i], {host.data() + i * static_cast<size_t>(V), static_cast<size_t>(V)})) still.push_back(std::move(running[i]));
+      if (advance(running[i], {host.data() + i * static_cast<size_t>(V), static_cast<size_t>(V)}))
+        still.push_back(std::move(running[i]));
       else free.push_back(running[i].cache);
     }
     running = std::move(still);

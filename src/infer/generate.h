@@ -36,8 +36,8 @@ struct GenerateResult {
 
 struct GeneratorOptions {
   int64_t max_sequences = 1;
-  int64_t max_tokens = 4096;     // prompt and output of one sequence
-  DType dtype = DType::bf16;     // of the cache and of the prefill; f32 for exact tests
+  int64_t max_tokens = 4096;  // prompt and output of one sequence
+  DType dtype = DType::bf16;  // of the cache and of the prefill; f32 for exact tests
   Isa isa = detect_isa();
 };
 
@@ -52,7 +52,8 @@ class Generator {
 
   // All requests, at most max_sequences of them at a time, results in their order. An empty adapter is the base alone.
   // Throws Error(bad_config) for an empty prompt or one that leaves no room within max_tokens.
-  std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests, const Adapter& adapter, const OnToken& on_token = {});
+  std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests, const Adapter& adapter,
+                                       const OnToken& on_token = {});
   GenerateResult generate(const GenerateRequest& request, const Adapter& adapter, const OnToken& on_token = {});
 
   int64_t arena_bytes() const;

@@ -12,7 +12,8 @@ KvCache::KvCache(Arena& arena, const Model& model, int64_t capacity, DType dtype
     const int64_t ring = c.window > 0 && c.window < capacity ? c.window : 0;
     const Shape shape{ring > 0 ? ring : capacity, c.num_kv_heads * c.head_dim};
     index_.push_back(slots_.size());
-    slots_.push_back({.kv = {.k = arena.tensor(dtype, shape), .v = arena.tensor(dtype, shape), .dk = {}, .dv = {}}, .ring = ring});
+    slots_.push_back(
+        {.kv = {.k = arena.tensor(dtype, shape), .v = arena.tensor(dtype, shape), .dk = {}, .dv = {}}, .ring = ring});
   }
 }
 

@@ -23,7 +23,8 @@ void penalise(std::span<float> logits, std::span<const int32_t> history, const S
 
 }  // namespace
 
-int32_t sample(std::span<float> logits, std::span<const int32_t> history, const SamplerOptions& options, uint64_t sequence) {
+int32_t sample(std::span<float> logits, std::span<const int32_t> history, const SamplerOptions& options,
+               uint64_t sequence) {
   SLUICE_ASSERT(!logits.empty());
   if (options.repetition_penalty != 1) penalise(logits, history, options);
   if (options.temperature <= 0) {
@@ -52,7 +53,8 @@ int32_t sample(std::span<float> logits, std::span<const int32_t> history, const 
     kept = std::max<size_t>(i, 1);
     total = std::accumulate(weight.begin(), weight.begin() + static_cast<std::ptrdiff_t>(kept), 0.0);
   }
-  double left = static_cast<double>(random_uniform(options.seed, stream_of("sample", sequence), history.size())) * total;
+  double left =
+      static_cast<double>(random_uniform(options.seed, stream_of("sample", sequence), history.size())) * total;
   for (size_t i = 0; i < kept; ++i) {
     left -= weight[i];
     if (left < 0) return ids[i];

@@ -95,8 +95,8 @@ struct Pair {
 };
 
 // Tensors by module, or every reason why not.
-std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& file, AdapterFormat format, const ModelConfig& config,
-                                                      std::vector<std::string>& problems) {
+std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& file, AdapterFormat format,
+                                                      const ModelConfig& config, std::vector<std::string>& problems) {
   std::map<std::pair<int64_t, Module>, Pair> pairs;
   for (const StoredTensor& tensor : file.tensors()) {
     const std::optional<Place> place = place_of(tensor.name, format, config);
@@ -109,8 +109,10 @@ std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& fil
     // As the format lays it out: [R, in] and [out, R], or mlx-lm's transposes.
     const bool rank_first = (format == AdapterFormat::peft) != place->is_b;
     const int64_t width = place->is_b ? out : in;
-    if (!supported || tensor.shape.size() != 2 || tensor.shape[rank_first ? 1 : 0] != width || tensor.shape[rank_first ? 0 : 1] < 1) {
-      problems.push_back(fmt::format("{} is {} [{}], needed F32, F16 or BF16 {}", tensor.name, tensor.dtype, fmt::join(tensor.shape, ", "),
+    if (!supported || tensor.shape.size() != 2 || tensor.shape[rank_first ? 1 : 0] != width ||
+        tensor.shape[rank_first ? 0 : 1] < 1) {
+      problems.push_back(fmt::format("{} is {} [{}], needed F32, F16 or BF16 {}", tensor.name, tensor.dtype,
+                                     fmt::join(tensor.shape, ", "),
                                      rank_first ? fmt::format("[rank, {}]", width) : fmt::format("[{}, rank]", width)));
       continue;
     }
@@ -125,7 +127,8 @@ std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& fil
   }
   for (const auto& [key, pair] : pairs) {
     if (pair.a == nullptr || pair.b == nullptr) {
-      problems.push_back(fmt::format("{} has no {}", module_name(key.first, key.second), pair.a == nullptr ? "lora_A" : "lora_B"));
+      problems.push_back(
+          fmt::format("{} has no {}", module_name(key.first, key.second), pair.a == nullptr ? "lora_A" : "lora_B"));
     }
   }
   return pairs;
@@ -134,7 +137,8 @@ std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& fil
 void refuse(const Json& config, const std::string& path, const char* key, const Json& neutral, const char* what) {
   if (!config.contains(key) || config[key].is_null() || config[key] == neutral) return;
   if (config[key].is_array() && config[key].empty()) return;
-  throw Error(ErrorCode::bad_config, fmt::format("{}: {} is {}; {}", path, key, config[key].dump().substr(0, 80), what));
+  throw Error(ErrorCode::bad_config,
+              fmt::format("{}: {} is {}; {}", path, key, config[key].dump().substr(0, 80), what));
 }
 
 std::vector<std::pair<std::string, double>> pattern(const Json& config, const char* key) {
@@ -148,7 +152,8 @@ std::vector<std::pair<std::string, double>> pattern(const Json& config, const ch
 
 // PEFT matches a key as a regular expression: "(.*\.)?(key)$".
 template <class T>
-T by_pattern(const std::vector<std::pair<std::string, double>>& patterns, const std::string& name, T otherwise, const std::string& path) {
+T by_pattern(const std::vector<std::pair<std::string, double>>& patterns, const std::string& name, T otherwise,
+             const std::string& path) {
   for (const auto& [key, value] : patterns) {
     try {
       if (std::regex_match(name, std::regex("(.*\\.)?(" + key + ")"))) return static_cast<T>(value);
@@ -170,14 +175,16 @@ std::vector<std::string> expected_modules(const Json& config, const ModelConfig&
       if (linear_shape(model, layer, module).out == 0) continue;
       const std::string name = "model." + module_name(layer, module);
       bool wanted = targets == "all-linear";
-      if (targets.is_string() && !wanted) wanted = by_pattern<int>({{targets.get<std::string>(), 1}}, name, 0, path) == 1;
+      if (targets.is_string() && !wanted)
+        wanted = by_pattern<int>({{targets.get<std::string>(), 1}}, name, 0, path) == 1;
       for (const Json& target : targets.is_array() ? targets : Json::array()) {
         if (!target.is_string()) continue;
         const auto end = target.get<std::string>();
         wanted = wanted || name == end || name.ends_with("." + end);
       }
       const Json layers = config.value("layers_to_transform", Json());
-      if (layers.is_array() && !layers.empty()) wanted = wanted && std::find(layers.begin(), layers.end(), layer) != layers.end();
+      if (layers.is_array() && !layers.empty())
+        wanted = wanted && std::find(layers.begin(), layers.end(), layer) != layers.end();
       if (wanted) names.push_back(module_name(layer, module));
     }
   }
@@ -202,7 +209,8 @@ struct OpenAdapter {
 
 OpenAdapter open_adapter(const std::string& folder, const ModelConfig& config) {
   check(fs::is_directory(folder), ErrorCode::bad_file,
-        fmt::format("{}: no such folder; an adapter is a folder with {} and {} or {}", folder, config_name, peft_weights, mlx_weights));
+        fmt::format("{}: no such folder; an adapter is a folder with {} and {} or {}", folder, config_name,
+                    peft_weights, mlx_weights));
   OpenAdapter opened;
   LoadedAdapter& loaded = opened.about;
   loaded.format = fs::exists(fs::path(folder) / peft_weights) ? AdapterFormat::peft : AdapterFormat::mlx;
@@ -217,9 +225,11 @@ OpenAdapter open_adapter(const std::string& folder, const ModelConfig& config) {
   const auto& pairs = opened.pairs;
 
   AdapterSpec spec;
-  const std::vector<std::pair<std::string, double>> alphas = pattern(json, "alpha_pattern"), ranks = pattern(json, "rank_pattern");
+  const std::vector<std::pair<std::string, double>> alphas = pattern(json, "alpha_pattern"),
+                                                    ranks = pattern(json, "rank_pattern");
   if (peft) {
-    check(json.value("peft_type", "LORA") == "LORA", ErrorCode::bad_config, config_path + ": peft_type is not LORA; only LoRA adapters are read");
+    check(json.value("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
+          config_path + ": peft_type is not LORA; only LoRA adapters are read");
     refuse(json, config_path, "use_dora", false, "DoRA adapters are not supported");
     refuse(json, config_path, "modules_to_save", nullptr, "whole saved modules are not supported");
     refuse(json, config_path, "trainable_token_indices", nullptr, "trained tokens are not supported");
@@ -249,16 +259,19 @@ OpenAdapter open_adapter(const std::string& folder, const ModelConfig& config) {
   for (const auto& [key, pair] : pairs) {
     const std::string name = module_name(key.first, key.second), full = "model." + name;
     const int64_t rank = by_pattern(ranks, full, spec.rank, config_path);
-    if (pair.rank != rank) problems.push_back(fmt::format("{} has rank {}, {} says {}", name, pair.rank, config_name, rank));
+    if (pair.rank != rank)
+      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, pair.rank, config_name, rank));
   }
   if (pairs.empty()) problems.emplace_back("there is no LoRA tensor in it");
-  check(problems.empty(), ErrorCode::bad_file, fmt::format("{} does not fit:\n  {}", weights, fmt::join(problems, "\n  ")));
+  check(problems.empty(), ErrorCode::bad_file,
+        fmt::format("{} does not fit:\n  {}", weights, fmt::join(problems, "\n  ")));
 
   for (const auto& [key, pair] : pairs) {
     const std::string name = module_name(key.first, key.second), full = "model." + name;
     spec.targets.push_back("model." + name);
     if (!ranks.empty()) spec.rank_pattern.emplace_back(full, pair.rank);
-    if (!alphas.empty()) spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), config_path));
+    if (!alphas.empty())
+      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), config_path));
   }
   loaded.layout = AdapterLayout(config, spec);
   return opened;
@@ -276,20 +289,22 @@ LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config)
 void load_adapter_into(const std::string& folder, const ModelConfig& config, const AdapterLayout& layout, float* flat) {
   const OpenAdapter opened = open_adapter(folder, config);
   const auto same = [](const AdapterLayout::Entry& a, const AdapterLayout::Entry& b) {
-    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset && a.scale == b.scale;
+    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset &&
+           a.scale == b.scale;
   };
   const auto& ours = layout.entries();
   const auto& theirs = opened.about.layout.entries();
   check(std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), same), ErrorCode::bad_file,
-        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the settings it was started with, "
+        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the "
+                    "settings it was started with, "
                     "or give another adapter_path",
                     folder));
   std::fill(flat, flat + layout.size(), 0.0F);
   opened.read_into(flat);
 }
 
-void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, const std::string& base,
-                       const std::string& module_prefix) {
+void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
+                       const std::string& base, const std::string& module_prefix) {
   fs::create_directories(folder);
   std::vector<TensorToWrite> tensors;
   std::set<std::string> targets;
@@ -308,10 +323,21 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
     if (e.alpha != spec.alpha) alpha_pattern[escaped] = e.alpha;
   }
   write_safetensors((fs::path(folder) / peft_weights).string(), tensors, {{"format", "pt"}});
-  Json config = {{"peft_type", "LORA"}, {"task_type", "CAUSAL_LM"}, {"base_model_name_or_path", base}, {"r", spec.rank},
-                 {"lora_alpha", spec.alpha}, {"lora_dropout", spec.dropout}, {"target_modules", targets}, {"bias", "none"},
-                 {"fan_in_fan_out", false}, {"inference_mode", true}, {"use_rslora", spec.rank_stabilised}, {"use_dora", false},
-                 {"rank_pattern", rank_pattern}, {"alpha_pattern", alpha_pattern}, {"modules_to_save", nullptr}};
+  Json config = {{"peft_type", "LORA"},
+                 {"task_type", "CAUSAL_LM"},
+                 {"base_model_name_or_path", base},
+                 {"r", spec.rank},
+                 {"lora_alpha", spec.alpha},
+                 {"lora_dropout", spec.dropout},
+                 {"target_modules", targets},
+                 {"bias", "none"},
+                 {"fan_in_fan_out", false},
+                 {"inference_mode", true},
+                 {"use_rslora", spec.rank_stabilised},
+                 {"use_dora", false},
+                 {"rank_pattern", rank_pattern},
+                 {"alpha_pattern", alpha_pattern},
+                 {"modules_to_save", nullptr}};
   if (spec.last_layers >= 0) {
     std::set<int64_t> layers;
     for (const AdapterLayout::Entry& e : layout.entries()) layers.insert(e.layer);
@@ -321,8 +347,8 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
   atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
 }
 
-void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, int64_t num_model_layers,
-                      const std::string& module_prefix) {
+void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
+                      int64_t num_model_layers, const std::string& module_prefix) {
   fs::create_directories(folder);
   int64_t rank = 0, first_layer = num_model_layers;
   for (const AdapterLayout::Entry& e : layout.entries()) {
@@ -353,9 +379,10 @@ void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, co
     tensors.push_back({key + ".lora_b", "F32", {rank, e.out}, bytes_of(storage.back().data(), rank * e.out)});
   }
   write_safetensors((fs::path(folder) / mlx_weights).string(), tensors, {{"format", "mlx"}});
-  const Json config = {{"fine_tune_type", "lora"},
-                       {"num_layers", num_model_layers - first_layer},
-                       {"lora_parameters", {{"rank", rank}, {"scale", scale}, {"dropout", layout.spec().dropout}, {"keys", keys}}}};
+  const Json config = {
+      {"fine_tune_type", "lora"},
+      {"num_layers", num_model_layers - first_layer},
+      {"lora_parameters", {{"rank", rank}, {"scale", scale}, {"dropout", layout.spec().dropout}, {"keys", keys}}}};
   atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
 }
 

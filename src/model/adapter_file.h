@@ -23,7 +23,7 @@ struct LoadedAdapter {
   AdapterLayout layout;
   std::vector<float> flat;  // layout.size() numbers
   AdapterFormat format = AdapterFormat::peft;
-  std::string base;         // base_model_name_or_path, or empty
+  std::string base;  // base_model_name_or_path, or empty
 };
 
 // Throws Error(bad_file), Error(bad_config).
@@ -35,9 +35,9 @@ void load_adapter_into(const std::string& folder, const ModelConfig& config, con
 
 // `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `module_prefix` is what stands before
 // "layers.0" in the checkpoint's names: "model." for the Llama family. Written atomically, the config last.
-void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, const std::string& base,
-                       const std::string& module_prefix = "model.");
-void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat, int64_t num_model_layers,
-                      const std::string& module_prefix = "model.");
+void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
+                       const std::string& base, const std::string& module_prefix = "model.");
+void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
+                      int64_t num_model_layers, const std::string& module_prefix = "model.");
 
 }  // namespace sluice

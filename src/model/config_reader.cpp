@@ -96,11 +96,13 @@ void ConfigReader::refuse_if_present(const std::string& key, const std::string& 
 }
 
 void ConfigReader::refuse_if_true(const std::string& key, const std::string& why) const {
-  check(!boolean_or(key, false), ErrorCode::bad_config, fmt::format("{}: '{}{}' is true; {}", where_, prefix_, key, why));
+  check(!boolean_or(key, false), ErrorCode::bad_config,
+        fmt::format("{}: '{}{}' is true; {}", where_, prefix_, key, why));
 }
 
 void ConfigReader::refuse_if_positive(const std::string& key, const std::string& why) const {
-  check(integer_or(key, 0) <= 0, ErrorCode::bad_config, fmt::format("{}: '{}{}' is set; {}", where_, prefix_, key, why));
+  check(integer_or(key, 0) <= 0, ErrorCode::bad_config,
+        fmt::format("{}: '{}{}' is set; {}", where_, prefix_, key, why));
 }
 
 }  // namespace sluice

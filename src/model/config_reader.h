@@ -16,8 +16,8 @@ class ConfigReader {
       : object_(std::move(object)), where_(std::move(where)), prefix_(std::move(prefix)) {}
 
   const std::string& where() const { return where_; }
-  bool has(const std::string& key) const;                     // present and not null
-  int64_t integer(const std::string& key) const;              // > 0; throws Error(bad_config) when missing
+  bool has(const std::string& key) const;         // present and not null
+  int64_t integer(const std::string& key) const;  // > 0; throws Error(bad_config) when missing
   int64_t integer_or(const std::string& key, int64_t otherwise) const;
   double number_or(const std::string& key, double otherwise) const;
   bool boolean_or(const std::string& key, bool otherwise) const;
@@ -25,8 +25,9 @@ class ConfigReader {
   Json object_or(const std::string& key, const Json& otherwise) const;
   Json array_or(const std::string& key, const Json& otherwise) const;
   Json any_or(const std::string& key, const Json& otherwise) const;
-  std::string string_or_any(const std::string& key, const std::string& otherwise) const;  // other types count as missing
-  std::vector<int64_t> integers(const std::string& key) const;  // an integer, a list, or nothing
+  std::string string_or_any(const std::string& key,
+                            const std::string& otherwise) const;  // other types count as missing
+  std::vector<int64_t> integers(const std::string& key) const;    // an integer, a list, or nothing
 
   void refuse_if_present(const std::string& key, const std::string& why) const;
   void refuse_if_true(const std::string& key, const std::string& why) const;

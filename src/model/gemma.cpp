@@ -25,7 +25,8 @@ std::string find_prefix(const WeightSource& source) {
   for (const char* prefix : {"model.language_model.", "language_model.model.", "model."}) {
     if (source.contains(std::string(prefix) + "embed_tokens.weight")) return prefix;
   }
-  throw Error(ErrorCode::bad_file, source.path() + ": no embed_tokens.weight under model., model.language_model. or language_model.model.");
+  throw Error(ErrorCode::bad_file,
+              source.path() + ": no embed_tokens.weight under model., model.language_model. or language_model.model.");
 }
 
 bool by_period(int64_t layer, int64_t period) { return (layer + 1) % period != 0; }
@@ -47,7 +48,8 @@ RopeConfig proportional_rope(const Json& parameters, double theta, int64_t head_
   RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim)};
   const double share = parameters.value("partial_rotary_factor", 1.0), factor = parameters.value("factor", 1.0);
   const auto rotated = static_cast<size_t>(std::floor(share * static_cast<double>(head_dim) / 2));
-  for (size_t i = 0; i < rope.frequencies.size(); ++i) rope.frequencies[i] = i < rotated ? rope.frequencies[i] / factor : 0;
+  for (size_t i = 0; i < rope.frequencies.size(); ++i)
+    rope.frequencies[i] = i < rotated ? rope.frequencies[i] / factor : 0;
   return rope;
 }
 
@@ -58,9 +60,11 @@ RopeConfig rope_of(const Json& parameters, double default_theta, int64_t head_di
   return rope_from_json(parameters, theta, head_dim, where);
 }
 
-void set_ropes(ModelConfig& m, const ConfigReader& config, int64_t sliding_dim, int64_t full_dim, double sliding_theta, double full_theta) {
+void set_ropes(ModelConfig& m, const ConfigReader& config, int64_t sliding_dim, int64_t full_dim, double sliding_theta,
+               double full_theta) {
   const Json both = config.object_or("rope_parameters", Json::object());
-  const Json sliding = both.value("sliding_attention", Json()), full = both.value("full_attention", config.object_or("rope_scaling", Json()));
+  const Json sliding = both.value("sliding_attention", Json()),
+             full = both.value("full_attention", config.object_or("rope_scaling", Json()));
   m.ropes.resize(2);
   m.ropes[rope_sliding] = rope_of(sliding, sliding_theta, sliding_dim, config.where());
   m.ropes[rope_full] = rope_of(full, full_theta, full_dim, config.where());
@@ -85,7 +89,8 @@ ModelRecipe base_recipe(const WeightSource& source, const ConfigReader& config, 
   m.eos_token_ids = config.integers("eos_token_id");
   config.refuse_if_true("attention_bias", "attention biases are not supported for Gemma");
   const std::string act = config.string_or("hidden_activation", config.string_or("hidden_act", "gelu_pytorch_tanh"));
-  check(act == "gelu_pytorch_tanh", ErrorCode::bad_config, fmt::format("{}: hidden_activation is '{}'; Gemma has gelu_pytorch_tanh", config.where(), act));
+  check(act == "gelu_pytorch_tanh", ErrorCode::bad_config,
+        fmt::format("{}: hidden_activation is '{}'; Gemma has gelu_pytorch_tanh", config.where(), act));
   return recipe;
 }
 
@@ -98,9 +103,14 @@ ModelRecipe gemma2_or_3(const WeightSource& source, const ConfigReader& config, 
   const int64_t head_dim = config.integer_or("head_dim", 256);
   m.attention_scale = 1.0F / std::sqrt(static_cast<float>(config.number_or("query_pre_attn_scalar", 256)));
   m.attention_softcap = static_cast<float>(config.number_or("attn_logit_softcapping", 0));
-  if (three) set_ropes(m, config, head_dim, head_dim, config.number_or("rope_local_base_freq", 10000), config.number_or("rope_theta", 1e6));
-  else set_ropes(m, config, head_dim, head_dim, config.number_or("rope_theta", 10000), config.number_or("rope_theta", 10000));
-  const std::vector<bool> sliding = sliding_layers(config, m.num_layers, three ? config.integer_or("sliding_window_pattern", 6) : 2);
+  if (three)
+    set_ropes(m, config, head_dim, head_dim, config.number_or("rope_local_base_freq", 10000),
+              config.number_or("rope_theta", 1e6));
+  else
+    set_ropes(m, config, head_dim, head_dim, config.number_or("rope_theta", 10000),
+              config.number_or("rope_theta", 10000));
+  const std::vector<bool> sliding =
+      sliding_layers(config, m.num_layers, three ? config.integer_or("sliding_window_pattern", 6) : 2);
   for (int64_t l = 0; l < m.num_layers; ++l) {
     const bool windowed = sliding[static_cast<size_t>(l)];
     m.layers.push_back({.num_heads = config.integer_or("num_attention_heads", 8),
@@ -119,7 +129,8 @@ void share_keys(ModelConfig& m, const std::vector<bool>& sliding, int64_t shared
   for (int64_t l = first; l < m.num_layers; ++l) {
     int64_t donor = first - 1;
     while (donor >= 0 && sliding[static_cast<size_t>(donor)] != sliding[static_cast<size_t>(l)]) --donor;
-    check(donor >= 0, ErrorCode::bad_config, fmt::format("layer {} shares keys and values, but no earlier layer has its kind of attention", l));
+    check(donor >= 0, ErrorCode::bad_config,
+          fmt::format("layer {} shares keys and values, but no earlier layer has its kind of attention", l));
     m.layers[static_cast<size_t>(l)].kv_donor = donor;
     m.layers[static_cast<size_t>(donor)].is_donor = true;
   }
@@ -136,7 +147,8 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
   m.per_layer_input_size = config.integer_or("hidden_size_per_layer_input", 0);
   const int64_t sliding_dim = config.integer("head_dim"), full_dim = config.integer_or("global_head_dim", sliding_dim);
   const bool keys_are_values = config.boolean_or("attention_k_eq_v", false);
-  const int64_t heads = config.integer("num_attention_heads"), kv_heads = config.integer_or("num_key_value_heads", heads);
+  const int64_t heads = config.integer("num_attention_heads"),
+                kv_heads = config.integer_or("num_key_value_heads", heads);
   const int64_t full_kv_heads = keys_are_values ? config.integer_or("num_global_key_value_heads", kv_heads) : kv_heads;
   set_ropes(m, config, sliding_dim, full_dim, 1e4, 1e6);
   std::vector<bool> sliding = sliding_layers(config, m.num_layers, 6);
@@ -148,7 +160,8 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
     LayerConfig layer{.num_heads = heads,
                       .num_kv_heads = windowed ? kv_heads : full_kv_heads,
                       .head_dim = windowed ? sliding_dim : full_dim,
-                      .intermediate_size = config.integer("intermediate_size") * (sharing && config.boolean_or("use_double_wide_mlp", false) ? 2 : 1),
+                      .intermediate_size = config.integer("intermediate_size") *
+                                           (sharing && config.boolean_or("use_double_wide_mlp", false) ? 2 : 1),
                       .window = windowed ? config.integer("sliding_window") : 0,
                       .rope = windowed ? rope_sliding : rope_full,
                       .values_are_keys = keys_are_values && !windowed};
@@ -199,13 +212,16 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   m.attention_scale = four ? 1.0F : 1.0F / std::sqrt(static_cast<float>(by_width ? m.hidden_size / heads : full_dim));
   const double theta = config.number_or("rope.freq_base", 10000);
   m.ropes.resize(2);
-  m.ropes[rope_sliding] = {.frequencies = rope_frequencies(two ? theta : config.number_or("rope.freq_base_swa", 10000), sliding_dim)};
+  m.ropes[rope_sliding] = {
+      .frequencies = rope_frequencies(two ? theta : config.number_or("rope.freq_base_swa", 10000), sliding_dim)};
   Json scaling = nullptr;
-  if (config.string_or("rope.scaling.type", "none") == "linear") scaling = {{"rope_type", "linear"}, {"factor", config.number_or("rope.scaling.factor", 1)}};
+  if (config.string_or("rope.scaling.type", "none") == "linear")
+    scaling = {{"rope_type", "linear"}, {"factor", config.number_or("rope.scaling.factor", 1)}};
   m.ropes[rope_full] = rope_from_json(scaling, theta, full_dim, config.where());
   if (source.contains("rope_freqs.weight")) {
     const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
-    check(divisors.size() == m.ropes[rope_full].frequencies.size(), ErrorCode::bad_file, source.path() + ": rope_freqs.weight does not fit the head dimension");
+    check(divisors.size() == m.ropes[rope_full].frequencies.size(), ErrorCode::bad_file,
+          source.path() + ": rope_freqs.weight does not fit the head dimension");
     for (size_t i = 0; i < divisors.size(); ++i) {
       double& f = m.ropes[rope_full].frequencies[i];
       f = divisors[i] >= 1e29F ? 0 : f / static_cast<double>(divisors[i]);
@@ -214,7 +230,8 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   const Json pattern = config.any_or("attention.sliding_window_pattern", three ? Json(6) : Json(2));
   std::vector<bool> sliding;
   for (int64_t l = 0; l < m.num_layers; ++l) {
-    sliding.push_back(pattern.is_array() ? pattern.at(static_cast<size_t>(l)) == true : by_period(l, pattern.get<int64_t>()));
+    sliding.push_back(pattern.is_array() ? pattern.at(static_cast<size_t>(l)) == true
+                                         : by_period(l, pattern.get<int64_t>()));
   }
   const int64_t shared = config.integer_or("attention.shared_kv_layers", 0);
   for (int64_t l = 0; l < m.num_layers; ++l) {

@@ -28,8 +28,10 @@ void refuse_what_llama_lacks(const ConfigReader& config, const std::string& type
   config.refuse_if_true("mlp_bias", "biases in the MLP are not supported");
   if (type != "qwen2") config.refuse_if_true("attention_bias", "attention biases are supported for qwen2 only");
   const std::string act = config.string_or("hidden_act", "silu");
-  check(act == "silu", ErrorCode::bad_config, fmt::format("{}: hidden_act is '{}'; this family has silu", config.where(), act));
-  if (type == "mistral") config.refuse_if_present("layer_types", "a mistral config with layer_types is another architecture");
+  check(act == "silu", ErrorCode::bad_config,
+        fmt::format("{}: hidden_act is '{}'; this family has silu", config.where(), act));
+  if (type == "mistral")
+    config.refuse_if_present("layer_types", "a mistral config with layer_types is another architecture");
 }
 
 ModelRecipe from_huggingface(const WeightSource& source, const std::string& type) {
@@ -86,16 +88,18 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   Json scaling = nullptr;
   const std::string scaling_type = config.string_or("rope.scaling.type", "none");
   if (scaling_type != "none") {
-    scaling = Json{{"rope_type", scaling_type}, {"factor", config.number_or("rope.scaling.factor", 1)},
+    scaling = Json{{"rope_type", scaling_type},
+                   {"factor", config.number_or("rope.scaling.factor", 1)},
                    {"original_max_position_embeddings", config.number_or("rope.scaling.original_context_length", 0)}};
-    if (config.has("rope.scaling.attn_factor")) scaling["attention_factor"] = config.number_or("rope.scaling.attn_factor", 1);
+    if (config.has("rope.scaling.attn_factor"))
+      scaling["attention_factor"] = config.number_or("rope.scaling.attn_factor", 1);
   }
   RopeConfig rope = rope_from_json(scaling, theta, layer.head_dim, config.where());
   if (source.find("rope_freqs.weight").has_value()) {  // llama3 scaling: divisors of the frequencies
     const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
     check(divisors.size() == rope.frequencies.size(), ErrorCode::bad_file,
-          fmt::format("{}: rope_freqs.weight has {} entries, the head dimension needs {}", source.path(), divisors.size(),
-                      rope.frequencies.size()));
+          fmt::format("{}: rope_freqs.weight has {} entries, the head dimension needs {}", source.path(),
+                      divisors.size(), rope.frequencies.size()));
     for (size_t i = 0; i < divisors.size(); ++i) rope.frequencies[i] /= static_cast<double>(divisors[i]);
   }
   m.ropes = {rope};
@@ -111,8 +115,7 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
 
 ModelRecipe llama_recipe(const WeightSource& source) {
   const std::string type = model_type_of(source);
-  ModelRecipe recipe =
-      source.kind() == SourceKind::gguf ? from_gguf(source, type) : from_huggingface(source, type);
+  ModelRecipe recipe = source.kind() == SourceKind::gguf ? from_gguf(source, type) : from_huggingface(source, type);
   ModelConfig& m = recipe.config;
   m.attention_scale = 1.0F / std::sqrt(static_cast<float>(m.layers.front().head_dim));
   return recipe;

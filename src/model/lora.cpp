@@ -23,7 +23,9 @@ std::string_view module_path(Module module) {
   return "?";
 }
 
-std::string module_name(int64_t layer, Module module) { return fmt::format("layers.{}.{}", layer, module_path(module)); }
+std::string module_name(int64_t layer, Module module) {
+  return fmt::format("layers.{}.{}", layer, module_path(module));
+}
 
 LinearShape linear_shape(const ModelConfig& config, int64_t layer, Module module) {
   const LayerConfig& l = config.layers[static_cast<size_t>(layer)];
@@ -61,7 +63,8 @@ T first_match(const std::vector<std::pair<std::string, U>>& patterns, const std:
 
 std::string known_targets() {
   std::string names;
-  for (int m = 0; m < num_modules; ++m) names += fmt::format("{}{}", m > 0 ? ", " : "", module_path(static_cast<Module>(m)));
+  for (int m = 0; m < num_modules; ++m)
+    names += fmt::format("{}{}", m > 0 ? ", " : "", module_path(static_cast<Module>(m)));
   return names;
 }
 
@@ -137,7 +140,8 @@ Lora Adapter::lora(int64_t layer, Module module) const {
 void initialise_adapter(const AdapterLayout& layout, uint64_t seed, float* flat) {
   std::fill(flat, flat + layout.size(), 0.0F);
   for (const AdapterLayout::Entry& entry : layout.entries()) {
-    const uint64_t stream = stream_of("lora_a", static_cast<uint64_t>(entry.layer), static_cast<uint64_t>(entry.module));
+    const uint64_t stream =
+        stream_of("lora_a", static_cast<uint64_t>(entry.layer), static_cast<uint64_t>(entry.module));
     const float bound = 1.0F / std::sqrt(static_cast<float>(entry.in));
     for (int64_t i = 0; i < entry.rank * entry.in; ++i) {
       flat[entry.a_offset + i] = (2 * random_uniform(seed, stream, static_cast<uint64_t>(i)) - 1) * bound;
@@ -148,23 +152,40 @@ void initialise_adapter(const AdapterLayout& layout, uint64_t seed, float* flat)
 Dropout LoraLinear::dropout(const DropoutKey& key, int64_t row_begin) const {
   if (key.p == 0) return {};
   const uint64_t when = stream_of("dropout", key.step, key.microbatch);
-  return {.p = key.p, .seed = key.seed, .stream = stream_of(module_path(module).data(), when, static_cast<uint64_t>(layer)),
+  return {.p = key.p,
+          .seed = key.seed,
+          .stream = stream_of(module_path(module).data(), when, static_cast<uint64_t>(layer)),
           .row_begin = row_begin};
 }
 
 void LoraLinear::forward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
                          Tensor residual, Tensor y) const {
   const Lora lora = adapter.lora(layer, module);
-  linear_forward(ctx, {.weight = weight, .bias = bias, .lora_a = lora.a, .lora_b = lora.b, .scale = lora.scale,
-                       .dropout = dropout(key, row_begin), .x = x, .residual = residual, .y = y});
+  linear_forward(ctx, {.weight = weight,
+                       .bias = bias,
+                       .lora_a = lora.a,
+                       .lora_b = lora.b,
+                       .scale = lora.scale,
+                       .dropout = dropout(key, row_begin),
+                       .x = x,
+                       .residual = residual,
+                       .y = y});
 }
 
-void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x, Tensor dy,
-                          Tensor dx, Write write, const Adapter& grads) const {
+void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
+                          Tensor dy, Tensor dx, Write write, const Adapter& grads) const {
   const Lora lora = adapter.lora(layer, module), dlora = grads.lora(layer, module);
-  linear_backward(ctx, {.weight = weight, .lora_a = lora.a, .lora_b = lora.b, .scale = lora.scale,
-                        .dropout = dropout(key, row_begin), .x = x, .dy = dy, .dx = dx, .write = write,
-                        .dlora_a = dlora.a, .dlora_b = dlora.b});
+  linear_backward(ctx, {.weight = weight,
+                        .lora_a = lora.a,
+                        .lora_b = lora.b,
+                        .scale = lora.scale,
+                        .dropout = dropout(key, row_begin),
+                        .x = x,
+                        .dy = dy,
+                        .dx = dx,
+                        .write = write,
+                        .dlora_a = dlora.a,
+                        .dlora_b = dlora.b});
 }
 
 }  // namespace sluice

@@ -18,7 +18,17 @@
 namespace sluice {
 
 // Linear layers inside a decoder layer that can carry an adapter, in the order of their names' use.
-enum class Module : uint8_t { q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, per_layer_input_gate, per_layer_projection };
+enum class Module : uint8_t {
+  q_proj,
+  k_proj,
+  v_proj,
+  o_proj,
+  gate_proj,
+  up_proj,
+  down_proj,
+  per_layer_input_gate,
+  per_layer_projection
+};
 constexpr int num_modules = 9;
 
 // Path inside a layer as Hugging Face names it: "self_attn.q_proj", "mlp.gate_proj", "per_layer_input_gate".
@@ -32,8 +42,8 @@ struct LinearShape {
 LinearShape linear_shape(const ModelConfig& config, int64_t layer, Module module);
 
 struct Lora {
-  Tensor a;        // [R, in] f32    empty: not adapted
-  Tensor b;        // [out, R] f32
+  Tensor a;  // [R, in] f32    empty: not adapted
+  Tensor b;  // [out, R] f32
   float scale = 0;
   bool empty() const { return a.empty(); }
 };
@@ -51,7 +61,7 @@ struct AdapterSpec {
   // Patterns as PEFT matches them: a module is adapted if its path equals a target or ends with "." + target. Empty: every linear
   // layer inside the blocks.
   std::vector<std::string> targets;
-  int64_t last_layers = -1;      // only the last n layers; -1: all
+  int64_t last_layers = -1;  // only the last n layers; -1: all
   // PEFT's rank_pattern and alpha_pattern: the first match in this order wins.
   std::vector<std::pair<std::string, int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;
@@ -112,17 +122,17 @@ struct DropoutKey {
 
 // A frozen linear layer with a place for an adapter.
 struct LoraLinear {
-  Weight weight;   // [out, in]; empty when the layer has no such module
-  Tensor bias;     // [out] f32, may be empty
+  Weight weight;  // [out, in]; empty when the layer has no such module
+  Tensor bias;    // [out] f32, may be empty
   int64_t layer = 0;
   Module module{};
 
   Dropout dropout(const DropoutKey& key, int64_t row_begin) const;
-  void forward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x, Tensor residual,
-               Tensor y) const;
+  void forward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
+               Tensor residual, Tensor y) const;
   // Gradients are added into `grads`, which has the adapter's layout. An empty dx is not formed.
-  void backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x, Tensor dy, Tensor dx,
-                Write write, const Adapter& grads) const;
+  void backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x, Tensor dy,
+                Tensor dx, Write write, const Adapter& grads) const;
 };
 
 }  // namespace sluice

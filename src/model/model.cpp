@@ -37,21 +37,30 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> gguf_nam
 
 class Loader {
  public:
-  Loader(Model& model, const WeightSource& source, const ModelRecipe& recipe, std::vector<std::unique_ptr<std::vector<float>>>& vectors)
+  Loader(Model& model, const WeightSource& source, const ModelRecipe& recipe,
+         std::vector<std::unique_ptr<std::vector<float>>>& vectors)
       : model_(model), source_(source), recipe_(recipe), vectors_(vectors), gguf_(source.kind() == SourceKind::gguf) {}
 
   void load() {
     ModelConfig& m = model_.config;
-    model_.embedding = weight(gguf_ ? "token_embd.weight" : recipe_.prefix + "embed_tokens.weight", m.vocab_size, m.hidden_size);
-    model_.head = m.tied_head ? model_.embedding : weight(gguf_ ? "output.weight" : "lm_head.weight", m.vocab_size, m.hidden_size);
+    model_.embedding =
+        weight(gguf_ ? "token_embd.weight" : recipe_.prefix + "embed_tokens.weight", m.vocab_size, m.hidden_size);
+    model_.head = m.tied_head ? model_.embedding
+                              : weight(gguf_ ? "output.weight" : "lm_head.weight", m.vocab_size, m.hidden_size);
     model_.final_norm = vector(gguf_ ? "output_norm.weight" : recipe_.prefix + "norm.weight", m.hidden_size);
     for (int64_t l = 0; l < m.num_layers; ++l) model_.layers.push_back(layer(l));
     const int64_t P = m.per_layer_input_size;
     if (P == 0) return;
-    const Weight table = source_.need(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight");
-    model_.input_table = weight(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight", table.rows, m.num_layers * P);
-    model_.input_projection = weight(gguf_ ? "per_layer_model_proj.weight" : recipe_.prefix + "per_layer_model_projection.weight", m.num_layers * P, m.hidden_size);
-    model_.input_norm = vector(gguf_ ? "per_layer_proj_norm.weight" : recipe_.prefix + "per_layer_projection_norm.weight", P);
+    const Weight table =
+        source_.need(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight");
+    model_.input_table =
+        weight(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight", table.rows,
+               m.num_layers * P);
+    model_.input_projection =
+        weight(gguf_ ? "per_layer_model_proj.weight" : recipe_.prefix + "per_layer_model_projection.weight",
+               m.num_layers * P, m.hidden_size);
+    model_.input_norm =
+        vector(gguf_ ? "per_layer_proj_norm.weight" : recipe_.prefix + "per_layer_projection_norm.weight", P);
   }
 
  private:
@@ -69,17 +78,19 @@ class Loader {
   Weight weight(const std::string& tensor, int64_t rows, int64_t cols) const {
     const std::optional<Weight> found = source_.find(tensor);
     check(found.has_value(), ErrorCode::bad_file,
-          fmt::format("{}: tensor {} is missing; the {} architecture needs it", source_.path(), tensor, recipe_.config.model_type));
+          fmt::format("{}: tensor {} is missing; the {} architecture needs it", source_.path(), tensor,
+                      recipe_.config.model_type));
     check(found->rows == rows && found->cols == cols, ErrorCode::bad_file,
-          fmt::format("{}: tensor {} is [{}, {}], its config needs [{}, {}]; is the config from another model?", source_.path(),
-                      tensor, found->rows, found->cols, rows, cols));
+          fmt::format("{}: tensor {} is [{}, {}], its config needs [{}, {}]; is the config from another model?",
+                      source_.path(), tensor, found->rows, found->cols, rows, cols));
     return *found;
   }
 
   Tensor vector(const std::string& tensor, int64_t count) {
     auto values = std::make_unique<std::vector<float>>(source_.read_vector(tensor));
     check(static_cast<int64_t>(values->size()) == count, ErrorCode::bad_file,
-          fmt::format("{}: tensor {} has {} entries, its config needs {}", source_.path(), tensor, values->size(), count));
+          fmt::format("{}: tensor {} has {} entries, its config needs {}", source_.path(), tensor, values->size(),
+                      count));
     Tensor view{.data = values->data(), .dtype = DType::f32, .shape = {count}};
     vectors_.push_back(std::move(values));
     return view;
@@ -101,17 +112,22 @@ class Loader {
     const ModelConfig& m = model_.config;
     DecoderLayer layer{.model = &m, .config = m.layers[static_cast<size_t>(l)]};
     layer.input_norm = vector(name(l, "input_layernorm", "weight"), m.hidden_size);
-    layer.mlp_norm = vector(name(l, m.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", "weight"), m.hidden_size);
+    layer.mlp_norm = vector(name(l, m.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", "weight"),
+                            m.hidden_size);
     if (m.post_norms) {
       layer.post_attention_norm = vector(name(l, "post_attention_layernorm", "weight"), m.hidden_size);
       layer.post_mlp_norm = vector(name(l, "post_feedforward_layernorm", "weight"), m.hidden_size);
     }
     if (m.qk_norm) {
       layer.q_norm = vector(name(l, "self_attn.q_norm", "weight"), layer.config.head_dim);
-      if (layer.config.kv_donor < 0) layer.k_norm = vector(name(l, "self_attn.k_norm", "weight"), layer.config.head_dim);
+      if (layer.config.kv_donor < 0)
+        layer.k_norm = vector(name(l, "self_attn.k_norm", "weight"), layer.config.head_dim);
     }
     if (m.layer_scalar) {
-      layer.scalar = source_.read_vector(gguf_ ? fmt::format("blk.{}.layer_output_scale.weight", l) : fmt::format("{}layers.{}.layer_scalar", recipe_.prefix, l)).at(0);
+      layer.scalar = source_
+                         .read_vector(gguf_ ? fmt::format("blk.{}.layer_output_scale.weight", l)
+                                            : fmt::format("{}layers.{}.layer_scalar", recipe_.prefix, l))
+                         .at(0);
     }
     if (m.per_layer_input_size > 0) {
       layer.post_input_norm = vector(name(l, "post_per_layer_input_norm", "weight"), m.hidden_size);
@@ -149,7 +165,12 @@ void Model::layer_inputs(Context& ctx, Tensor ids, Tensor e, Tensor u) const {
   linear_forward(ctx, {.weight = input_projection, .x = e, .y = projected});
   scale_into(ctx, {.x = projected, .y = projected, .scale = 1 / std::sqrt(C)});
   gather_weight_rows(ctx, {.table = input_table, .ids = ids, .scale = std::sqrt(P), .y = u});
-  rmsnorm_forward(ctx, {.x = projected, .weight = input_norm, .residual = u, .y = u, .groups = config.num_layers, .eps = config.rms_norm_eps});
+  rmsnorm_forward(ctx, {.x = projected,
+                        .weight = input_norm,
+                        .residual = u,
+                        .y = u,
+                        .groups = config.num_layers,
+                        .eps = config.rms_norm_eps});
   scale_into(ctx, {.x = u, .y = u, .scale = 1 / std::sqrt(2.0F)});
 }
 
@@ -163,7 +184,9 @@ std::vector<Tensor> Model::rope_tables(Context& ctx, const std::vector<int32_t>&
   Tensor on_device = scope.tensor(DType::i32, {N});
   copy_from_host(ctx, {.host = positions.data(), .tensor = on_device});
   for (size_t i = 0; i < tables.size(); ++i) {
-    rope_table(ctx, {.frequencies = config.ropes[i].frequencies.data(), .factor = config.ropes[i].factor, .positions = on_device,
+    rope_table(ctx, {.frequencies = config.ropes[i].frequencies.data(),
+                     .factor = config.ropes[i].factor,
+                     .positions = on_device,
                      .table = tables[i]});
   }
   return tables;
@@ -172,7 +195,8 @@ std::vector<Tensor> Model::rope_tables(Context& ctx, const std::vector<int32_t>&
 int64_t Model::num_weights() const {
   int64_t count = 0;
   for (const DecoderLayer& l : layers) {
-    for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+    for (const LoraLinear* linear :
+         {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
       count += linear->weight.rows * linear->weight.cols;
     }
   }
@@ -183,7 +207,8 @@ int64_t Model::weight_bytes() const {
   int64_t bytes = embedding.size_bytes() + (config.tied_head ? 0 : head.size_bytes());
   if (config.per_layer_input_size > 0) bytes += input_table.size_bytes() + input_projection.size_bytes();
   for (const DecoderLayer& l : layers) {
-    for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+    for (const LoraLinear* linear :
+         {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
       if (linear->weight.rows > 0) bytes += linear->weight.size_bytes();
     }
   }

@@ -19,8 +19,8 @@ namespace sluice {
 // How one family's config and tensor names are read. A family is one file that registers a function making this.
 struct ModelRecipe {
   ModelConfig config;
-  std::string prefix;         // before "layers.0." and "embed_tokens.weight" in Hugging Face and MLX names
-  bool permuted_qk = false;   // GGUF of the Llama architecture: rows of q and k interleaved
+  std::string prefix;        // before "layers.0." and "embed_tokens.weight" in Hugging Face and MLX names
+  bool permuted_qk = false;  // GGUF of the Llama architecture: rows of q and k interleaved
   bool qkv_bias = false;
 };
 
@@ -45,8 +45,8 @@ struct Model {
   // Rotary tables of all kinds for these positions (host memory), from ctx.arena.
   std::vector<Tensor> rope_tables(Context& ctx, const std::vector<int32_t>& positions) const;
 
-  int64_t num_weights() const;          // frozen numbers in the layers' linear weights
-  int64_t weight_bytes() const;         // bytes of all mapped tensors that are used
+  int64_t num_weights() const;   // frozen numbers in the layers' linear weights
+  int64_t weight_bytes() const;  // bytes of all mapped tensors that are used
 
  private:
   friend std::unique_ptr<Model> load_model(std::unique_ptr<WeightSource> source);

@@ -6,15 +6,9 @@ namespace sluice {
 
 const std::vector<ModelFamily>& model_families() {
   static const std::vector<ModelFamily> families = {
-      {"llama", llama_recipe},
-      {"mistral", llama_recipe},
-      {"qwen2", llama_recipe},
-      {"qwen3", llama_recipe},
-      {"gemma2", gemma_recipe},
-      {"gemma3", gemma_recipe},
-      {"gemma3_text", gemma_recipe},
-      {"gemma4", gemma_recipe},
-      {"gemma4_text", gemma_recipe},
+      {"llama", llama_recipe},       {"mistral", llama_recipe}, {"qwen2", llama_recipe},
+      {"qwen3", llama_recipe},       {"gemma2", gemma_recipe},  {"gemma3", gemma_recipe},
+      {"gemma3_text", gemma_recipe}, {"gemma4", gemma_recipe},  {"gemma4_text", gemma_recipe},
   };
   return families;
 }
@@ -34,7 +28,8 @@ ModelRecipe read_recipe(const WeightSource& source) {
     if (type == family.name) return family.recipe(source);
     known += fmt::format("{}{}", known.empty() ? "" : ", ", family.name);
   }
-  throw Error(ErrorCode::bad_config, fmt::format("{}: model type '{}' is not supported; known: {}", source.path(), type, known));
+  throw Error(ErrorCode::bad_config,
+              fmt::format("{}: model type '{}' is not supported; known: {}", source.path(), type, known));
 }
 
 }  // namespace sluice

@@ -24,8 +24,10 @@ double number_or(const Json& object, const char* key, double otherwise) {
 
 void scale_llama3(std::vector<double>& f, const Json& s, const std::string& where) {
   const double factor = number(s, "factor", where), low = number(s, "low_freq_factor", where);
-  const double high = number(s, "high_freq_factor", where), original = number(s, "original_max_position_embeddings", where);
-  check(high > low, ErrorCode::bad_config, fmt::format("{}: rope_scaling needs high_freq_factor > low_freq_factor", where));
+  const double high = number(s, "high_freq_factor", where),
+               original = number(s, "original_max_position_embeddings", where);
+  check(high > low, ErrorCode::bad_config,
+        fmt::format("{}: rope_scaling needs high_freq_factor > low_freq_factor", where));
   for (double& fi : f) {
     const double turns = original * fi / (2 * std::numbers::pi);
     if (turns > high) continue;
@@ -63,7 +65,8 @@ void scale_yarn(RopeConfig& rope, const Json& s, double theta, int64_t head_dim,
 
 std::vector<double> rope_frequencies(double theta, int64_t head_dim) {
   std::vector<double> f(static_cast<size_t>(head_dim / 2));
-  for (size_t i = 0; i < f.size(); ++i) f[i] = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+  for (size_t i = 0; i < f.size(); ++i)
+    f[i] = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
   return f;
 }
 
@@ -82,8 +85,9 @@ RopeConfig rope_from_json(const Json& scaling, double theta, int64_t head_dim, c
   } else if (type == "yarn") {
     scale_yarn(rope, scaling, theta, head_dim, where);
   } else {
-    throw Error(ErrorCode::bad_config,
-                fmt::format("{}: rope scaling '{}' is not supported; known: default, linear, llama3, yarn", where, type));
+    throw Error(
+        ErrorCode::bad_config,
+        fmt::format("{}: rope scaling '{}' is not supported; known: default, linear, llama3, yarn", where, type));
   }
   return rope;
 }

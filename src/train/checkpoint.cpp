@@ -67,7 +67,8 @@ TrainState state_from(const Json& j, const std::string& path) {
     s.best_step = j.at("best_step").get<int64_t>();
     s.run_id = j.at("run_id").get<std::string>();
   } catch (const Json::exception& e) {
-    throw Error(ErrorCode::bad_file, fmt::format("{}: {}; the checkpoint is damaged, remove its folder", path, e.what()));
+    throw Error(ErrorCode::bad_file,
+                fmt::format("{}: {}; the checkpoint is damaged, remove its folder", path, e.what()));
   }
   return s;
 }
@@ -89,7 +90,8 @@ std::vector<fs::path> checkpoint_folders(const fs::path& out) {
 int64_t checkpoint_bytes(const AdapterLayout& layout) { return 3 * layout.size() * 4 + (1 << 16); }
 
 std::string save_checkpoint(const std::string& out, const CheckpointView& view) {
-  const fs::path root(out), temporary = root / (step_name(view.state.step) + ".tmp"), final_name = root / step_name(view.state.step);
+  const fs::path root(out), temporary = root / (step_name(view.state.step) + ".tmp"),
+                            final_name = root / step_name(view.state.step);
   try {
     fs::create_directories(root);
     fs::remove_all(temporary);
@@ -100,7 +102,8 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
                       {{"exp_avg", "F32", {n}, bytes_of(view.m, n)}, {"exp_avg_sq", "F32", {n}, bytes_of(view.v, n)}},
                       {{"step", std::to_string(view.state.step)}});
     if (view.text != nullptr) {
-      if (!view.text->template_source.empty()) atomic_write_file((temporary / "chat_template.jinja").string(), view.text->template_source);
+      if (!view.text->template_source.empty())
+        atomic_write_file((temporary / "chat_template.jinja").string(), view.text->template_source);
       const Json generation = {{"eos_token_id", view.text->stop_ids}};
       atomic_write_file((temporary / "generation_config.json").string(), generation.dump(2) + "\n");
     }
@@ -117,12 +120,15 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
   } catch (const fs::filesystem_error& e) {
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
-    throw Error(ErrorCode::bad_file, fmt::format("saving a checkpoint in {}: {}; the checkpoints before it are whole", out, e.what()));
+    throw Error(ErrorCode::bad_file,
+                fmt::format("saving a checkpoint in {}: {}; the checkpoints before it are whole", out, e.what()));
   }
   return final_name.string();
 }
 
-void point_best(const std::string& out, const std::string& folder) { point(out, "best", fs::path(folder).filename().string()); }
+void point_best(const std::string& out, const std::string& folder) {
+  point(out, "best", fs::path(folder).filename().string());
+}
 
 std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out) {
   const std::vector<fs::path> folders = checkpoint_folders(out);
@@ -131,8 +137,8 @@ std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out) {
   return LoadedCheckpoint{folders.back().string(), state_from(read_json_file(state), state)};
 }
 
-void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config, float* parameters,
-                     float* m, float* v) {
+void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config,
+                     float* parameters, float* m, float* v) {
   load_adapter_into(checkpoint.folder, config, layout, parameters);
   const SafetensorsFile file((fs::path(checkpoint.folder) / "optimizer.safetensors").string());
   for (const auto& [name, into] : {std::pair{"exp_avg", m}, std::pair{"exp_avg_sq", v}}) {

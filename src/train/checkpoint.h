@@ -27,8 +27,8 @@ struct TrainState {
   bool have_eval = false;
   double last_eval_loss = 0;
   double best_metric = 0;
-  int64_t best_step = -1;      // -1: none yet
-  std::string run_id;          // hash of base, data and the settings that a resumed run must share
+  int64_t best_step = -1;  // -1: none yet
+  std::string run_id;      // hash of base, data and the settings that a resumed run must share
 };
 
 struct CheckpointView {
@@ -36,8 +36,8 @@ struct CheckpointView {
   const float* parameters;  // host memory, layout.size() numbers each
   const float *m, *v;
   const TrainState& state;
-  std::string base;         // for adapter_config.json
-  const ModelText* text;    // its template and stop tokens go along
+  std::string base;       // for adapter_config.json
+  const ModelText* text;  // its template and stop tokens go along
 };
 
 // Writes out/step-<step> and points out/last at it. Returns the folder. Throws Error(bad_file), leaving what was there.
@@ -53,8 +53,8 @@ struct LoadedCheckpoint {
 // The newest complete checkpoint, or nothing. A folder without state.json (written last) does not count.
 std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out);
 // Fills the three buffers. Throws Error(bad_file) when the checkpoint is for another adapter layout.
-void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config, float* parameters,
-                     float* m, float* v);
+void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config,
+                     float* parameters, float* m, float* v);
 
 // Removes all but the newest `keep` checkpoints, never best or last. keep 0 removes nothing. Also removes leftovers of killed saves.
 void prune_checkpoints(const std::string& out, int64_t keep);

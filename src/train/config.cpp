@@ -16,22 +16,53 @@ namespace sluice {
 const std::vector<Setting>& train_settings() {
   using C = TrainConfig;
   static const std::vector<Setting> settings = {
-      {"model", &C::model, "base model: a folder (Hugging Face or MLX) or a .gguf file", {"model_name_or_path", "base_model"}},
+      {"model",
+       &C::model,
+       "base model: a folder (Hugging Face or MLX) or a .gguf file",
+       {"model_name_or_path", "base_model"}},
       {"data", &C::data, "a folder with train.jsonl (and valid.jsonl), or one .jsonl file", {"dataset", "train_file"}},
       {"adapter_path", &C::adapter_path, "folder for the adapter, checkpoints and metrics", {"output_dir"}},
-      {"chat_template", &C::chat_template, "file with a Jinja chat template in place of the model's own", {"chat_template_path"}},
+      {"chat_template",
+       &C::chat_template,
+       "file with a Jinja chat template in place of the model's own",
+       {"chat_template_path"}},
       {"objective", &C::objective, "what is minimised", {"train_mode"}, {"sft"}},
-      {"max_seq_length", &C::max_seq_length, "longest row in tokens; longer rows are dropped and counted", {"max_length", "sequence_len", "cutoff_len"}, {}, 2, 1 << 24},
+      {"max_seq_length",
+       &C::max_seq_length,
+       "longest row in tokens; longer rows are dropped and counted",
+       {"max_length", "sequence_len", "cutoff_len"},
+       {},
+       2,
+       1 << 24},
       {"truncate", &C::truncate, "cut rows longer than max_seq_length at the end instead of dropping them"},
-      {"mask_prompt", &C::mask_prompt, "train on the assistant's turns only; false: on every token", {"completion_only_loss", "assistant_only_loss"}},
+      {"mask_prompt",
+       &C::mask_prompt,
+       "train on the assistant's turns only; false: on every token",
+       {"completion_only_loss", "assistant_only_loss"}},
       {"shuffle", &C::shuffle, "new order of the rows in every epoch, from the seed"},
-      {"batch_size", &C::batch_size, "rows in one forward and backward", {"per_device_train_batch_size", "micro_batch_size"}, {}, 1, 4096},
-      {"grad_accumulation_steps", &C::grad_accumulation_steps, "forward/backward passes in one optimizer step, weighted by tokens", {"gradient_accumulation_steps"}, {}, 1, 1 << 20},
+      {"batch_size",
+       &C::batch_size,
+       "rows in one forward and backward",
+       {"per_device_train_batch_size", "micro_batch_size"},
+       {},
+       1,
+       4096},
+      {"grad_accumulation_steps",
+       &C::grad_accumulation_steps,
+       "forward/backward passes in one optimizer step, weighted by tokens",
+       {"gradient_accumulation_steps"},
+       {},
+       1,
+       1 << 20},
       {"iters", &C::iters, "length of the run in forward/backward passes", {}, {}, 0, 1e9},
       {"max_steps", &C::max_steps, "length of the run in optimizer steps", {}, {}, 0, 1e9},
       {"num_epochs", &C::num_epochs, "length of the run in passes over the data", {"num_train_epochs"}, {}, 0, 1e6},
       {"learning_rate", &C::learning_rate, "peak learning rate", {"lr"}, {}, 0, 10},
-      {"lr_schedule.name", &C::lr_schedule, "course of the learning rate after warm-up", {"lr_scheduler_type", "lr_scheduler", "lr_schedule"}, {"constant", "cosine_decay", "linear_decay"}},
+      {"lr_schedule.name",
+       &C::lr_schedule,
+       "course of the learning rate after warm-up",
+       {"lr_scheduler_type", "lr_scheduler", "lr_schedule"},
+       {"constant", "cosine_decay", "linear_decay"}},
       {"lr_schedule.warmup", &C::warmup, "optimizer steps of linear warm-up", {"warmup_steps", "warmup"}, {}, 0, 1e9},
       {"lr_schedule.warmup_init", &C::warmup_init, "learning rate at the start of the warm-up", {}, {}, 0, 10},
       {"lr_schedule.end", &C::lr_end, "learning rate at the end of the run", {"min_lr"}, {}, 0, 10},
@@ -39,20 +70,65 @@ const std::vector<Setting>& train_settings() {
       {"adam_beta1", &C::adam_beta1, "AdamW's decay of the first moment", {}, {}, 0, 1},
       {"adam_beta2", &C::adam_beta2, "AdamW's decay of the second moment", {}, {}, 0, 1},
       {"adam_epsilon", &C::adam_epsilon, "AdamW's epsilon", {}, {}, 0, 1},
-      {"max_grad_norm", &C::max_grad_norm, "the gradient is scaled down to this norm; 0: never", {"gradient_clip", "grad_clip"}, {}, 0, 1e9},
+      {"max_grad_norm",
+       &C::max_grad_norm,
+       "the gradient is scaled down to this norm; 0: never",
+       {"gradient_clip", "grad_clip"},
+       {},
+       0,
+       1e9},
       {"lora_parameters.rank", &C::rank, "rank of the adapter", {"rank", "lora_r", "lora_rank", "r"}, {}, 1, 4096},
       {"lora_parameters.scale", &C::scale, "factor on the adapter's product", {"scale"}, {}, 0, 1e4},
-      {"lora_parameters.alpha", &C::alpha, "scale = alpha / rank; 0: scale is given", {"lora_alpha", "alpha"}, {}, 0, 1e6},
-      {"lora_parameters.dropout", &C::dropout, "dropout on the adapter's input", {"lora_dropout", "dropout"}, {}, 0, 0.999},
-      {"lora_parameters.keys", &C::keys, "modules to adapt, by path or its end; empty: every linear layer", {"lora_target_modules", "target_modules", "keys"}},
-      {"lora_parameters.rank_pattern", &C::rank_pattern, "ranks of single modules, as path=rank by path or its end, the first match wins", {"rank_pattern"}},
-      {"lora_parameters.alpha_pattern", &C::alpha_pattern, "alphas of single modules, as path=alpha", {"alpha_pattern"}},
+      {"lora_parameters.alpha",
+       &C::alpha,
+       "scale = alpha / rank; 0: scale is given",
+       {"lora_alpha", "alpha"},
+       {},
+       0,
+       1e6},
+      {"lora_parameters.dropout",
+       &C::dropout,
+       "dropout on the adapter's input",
+       {"lora_dropout", "dropout"},
+       {},
+       0,
+       0.999},
+      {"lora_parameters.keys",
+       &C::keys,
+       "modules to adapt, by path or its end; empty: every linear layer",
+       {"lora_target_modules", "target_modules", "keys"}},
+      {"lora_parameters.rank_pattern",
+       &C::rank_pattern,
+       "ranks of single modules, as path=rank by path or its end, the first match wins",
+       {"rank_pattern"}},
+      {"lora_parameters.alpha_pattern",
+       &C::alpha_pattern,
+       "alphas of single modules, as path=alpha",
+       {"alpha_pattern"}},
       {"num_layers", &C::num_layers, "adapt only the last n layers; -1: all", {"lora_layers"}, {}, -1, 1e6},
       {"rs_lora", &C::rs_lora, "scale = alpha / sqrt(rank)", {"use_rslora", "peft_use_rslora"}},
-      {"steps_per_report", &C::steps_per_report, "optimizer steps between lines of progress", {"logging_steps"}, {}, 1, 1e9},
-      {"steps_per_eval", &C::steps_per_eval, "optimizer steps between validations; 0: only before and after", {"eval_steps"}, {}, 0, 1e9},
+      {"steps_per_report",
+       &C::steps_per_report,
+       "optimizer steps between lines of progress",
+       {"logging_steps"},
+       {},
+       1,
+       1e9},
+      {"steps_per_eval",
+       &C::steps_per_eval,
+       "optimizer steps between validations; 0: only before and after",
+       {"eval_steps"},
+       {},
+       0,
+       1e9},
       {"val_batches", &C::val_batches, "batches of a validation; -1: all", {}, {}, -1, 1e9},
-      {"save_every", &C::save_every, "optimizer steps between checkpoints; 0: only at the end", {"save_steps"}, {}, 0, 1e9},
+      {"save_every",
+       &C::save_every,
+       "optimizer steps between checkpoints; 0: only at the end",
+       {"save_steps"},
+       {},
+       0,
+       1e9},
       {"save_total_limit", &C::save_total_limit, "checkpoints to keep besides best and last; 0: all", {}, {}, 0, 1e9},
       {"resume", &C::resume, "go on from the last complete checkpoint in adapter_path", {"resume_from_checkpoint"}},
       {"seed", &C::seed, "of the adapter's start, the order of the rows and dropout", {}, {}, 0, 9e15},
@@ -62,7 +138,13 @@ const std::vector<Setting>& train_settings() {
       {"threads", &C::threads, "threads; 0: every core this process may use", {}, {}, 0, 1024},
       {"segment_size", &C::segment_size, "layers recomputed together; 0: the planner chooses", {}, {}, 0, 1e6},
       {"level", &C::level, "what a layer keeps for the backward", {}, {"auto", "input", "attention", "all"}},
-      {"tile", &C::tile, "tokens at once inside a layer, a multiple of 256; 0: the planner chooses", {}, {}, 0, 1 << 24},
+      {"tile",
+       &C::tile,
+       "tokens at once inside a layer, a multiple of 256; 0: the planner chooses",
+       {},
+       {},
+       0,
+       1 << 24},
       {"head", &C::head, "schedule of the loss", {}, {"auto", "by_rows", "by_blocks"}},
       {"head_rows", &C::head_rows, "rows at once in the head; 0: the planner chooses", {}, {}, 0, 1 << 20},
   };
@@ -89,8 +171,9 @@ const Setting* find_setting(const std::string& name, bool* by_alias = nullptr) {
     known.push_back(s.name);
     known.insert(known.end(), s.aliases.begin(), s.aliases.end());
   }
-  throw Error(ErrorCode::bad_config, fmt::format("{}: unknown setting '{}'; did you mean '{}'? `sluice train --help` lists all", where, name,
-                                                 nearest(name, known)));
+  throw Error(ErrorCode::bad_config,
+              fmt::format("{}: unknown setting '{}'; did you mean '{}'? `sluice train --help` lists all", where, name,
+                          nearest(name, known)));
 }
 
 template <class T>
@@ -122,7 +205,8 @@ std::optional<int64_t> parse_integer(const std::string& text) {
 }
 
 std::optional<bool> parse_bool(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
   if (text == "false" || text == "no" || text == "off" || text == "0") return false;
   return std::nullopt;
@@ -177,7 +261,8 @@ class Reader {
     const Setting* setting = find_setting(name, &by_alias);
     if (setting == nullptr) unknown(name, where);
     if (by_alias) note(fmt::format("{} is called {} here", name, setting->name));
-    if (setting->name == "lora_parameters.alpha") note("alpha is PEFT's: scale = alpha / rank (or / sqrt(rank) with rs_lora)");
+    if (setting->name == "lora_parameters.alpha")
+      note("alpha is PEFT's: scale = alpha / rank (or / sqrt(rank) with rs_lora)");
     if (setting->name == "lora_parameters.scale") note("scale is mlx-lm's: a direct factor, not alpha");
     if (name == "iters") note("iters counts forward/backward passes; max_steps counts optimizer steps");
     std::string value = text;
@@ -192,7 +277,8 @@ class Reader {
       const YAML::Node& value = pair.second;
       if (value.IsMap() && name.ends_with("_pattern")) {
         std::string joined;
-        for (const auto& item : value) joined += (joined.empty() ? "" : ",") + item.first.as<std::string>() + "=" + scalar(item.second, name, where);
+        for (const auto& item : value)
+          joined += (joined.empty() ? "" : ",") + item.first.as<std::string>() + "=" + scalar(item.second, name, where);
         set(name, joined, where);
       } else if (value.IsMap()) {
         yaml(value, name + ".", path);
@@ -212,11 +298,13 @@ class Reader {
 
  private:
   void note(std::string text) {
-    if (notes_ != nullptr && std::find(notes_->begin(), notes_->end(), text) == notes_->end()) notes_->push_back(std::move(text));
+    if (notes_ != nullptr && std::find(notes_->begin(), notes_->end(), text) == notes_->end())
+      notes_->push_back(std::move(text));
   }
 
   static std::string scalar(const YAML::Node& node, const std::string& name, const std::string& where) {
-    check(node.IsScalar(), ErrorCode::bad_config, fmt::format("{}: {} holds a nested value; needed a plain one", where, name));
+    check(node.IsScalar(), ErrorCode::bad_config,
+          fmt::format("{}: {} holds a nested value; needed a plain one", where, name));
     return node.as<std::string>();
   }
 
@@ -244,7 +332,8 @@ class Reader {
 YAML::Node load_yaml(const std::string& path) {
   try {
     YAML::Node root = YAML::LoadFile(path);
-    check(root.IsMap() || root.IsNull(), ErrorCode::bad_config, fmt::format("{}: needed settings as 'name: value' lines", path));
+    check(root.IsMap() || root.IsNull(), ErrorCode::bad_config,
+          fmt::format("{}: needed settings as 'name: value' lines", path));
     return root;
   } catch (const YAML::BadFile&) {
     throw Error(ErrorCode::bad_file, fmt::format("{}: cannot be read; give the path of a YAML file", path));
@@ -297,7 +386,9 @@ std::vector<std::string> validate(const TrainConfig& config) {
     for (const std::string& entry : *patterns) {
       const size_t equals = entry.find('=');
       const auto value = equals == std::string::npos ? std::nullopt : parse_double(entry.substr(equals + 1));
-      if (!value || equals == 0 || *value <= 0) problems.push_back(fmt::format("'{}' in a pattern of lora_parameters; needed path=number, e.g. down_proj=4", entry));
+      if (!value || equals == 0 || *value <= 0)
+        problems.push_back(
+            fmt::format("'{}' in a pattern of lora_parameters; needed path=number, e.g. down_proj=4", entry));
     }
   }
   if (config.memory != "auto") {
@@ -376,8 +467,10 @@ int64_t parse_bytes(const std::string& text, const std::string& setting) {
 
 std::string settings_markdown() {
   std::string text =
-      "# Settings of a run\n\nIn YAML or as `--name value`; flags win. Nested names have a dot: `lora_parameters: {rank: 16}` is\n"
-      "`--lora_parameters.rank 16`. Names of mlx-lm where it has them; those of other tools are accepted. One of `iters`, `max_steps` and\n"
+      "# Settings of a run\n\nIn YAML or as `--name value`; flags win. Nested names have a dot: `lora_parameters: "
+      "{rank: 16}` is\n"
+      "`--lora_parameters.rank 16`. Names of mlx-lm where it has them; those of other tools are accepted. One of "
+      "`iters`, `max_steps` and\n"
       "`num_epochs` sets the length; without any it is 1,000 iters. Made by `sluice train --settings`.\n\n"
       "| setting | default | what it is | also called |\n| --- | --- | --- | --- |\n";
   const TrainConfig defaults;

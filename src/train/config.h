@@ -50,16 +50,16 @@ struct TrainConfig {
   std::string level = "auto", head = "auto";
 };
 
-using SettingField = std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*, bool TrainConfig::*,
-                                  std::vector<std::string> TrainConfig::*>;
+using SettingField = std::variant<std::string TrainConfig::*, int64_t TrainConfig::*, double TrainConfig::*,
+                                  bool TrainConfig::*, std::vector<std::string> TrainConfig::*>;
 
 struct Setting {
-  std::string name;                  // as in YAML, nested keys with a dot: "lora_parameters.rank"
+  std::string name;  // as in YAML, nested keys with a dot: "lora_parameters.rank"
   SettingField field;
-  std::string help;                  // one line; the unit where there is one
-  std::vector<std::string> aliases;  // other tools' names
-  std::vector<std::string> choices;  // for strings: what it may be; empty: anything
-  double low = -1e300, high = 1e300; // for numbers
+  std::string help;                   // one line; the unit where there is one
+  std::vector<std::string> aliases;   // other tools' names
+  std::vector<std::string> choices;   // for strings: what it may be; empty: anything
+  double low = -1e300, high = 1e300;  // for numbers
 };
 
 const std::vector<Setting>& train_settings();

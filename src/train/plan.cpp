@@ -32,7 +32,8 @@ int64_t free_memory() {
 
 int64_t layer_weights(const DecoderLayer& l) {
   int64_t count = 0;
-  for (const LoraLinear* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
+  for (const LoraLinear* linear :
+       {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection}) {
     count += linear->weight.rows * linear->weight.cols;
   }
   return count;
@@ -41,10 +42,12 @@ int64_t layer_weights(const DecoderLayer& l) {
 // Time of one step in units of multiply-adds at the large matrix product's rate, without the head, which no level changes.
 class CostModel {
  public:
-  explicit CostModel(const PlanRequest& request, const BatchShape& shape) : request_(request), tokens_(shape.spans.num_tokens()) {
+  explicit CostModel(const PlanRequest& request, const BatchShape& shape)
+      : request_(request), tokens_(shape.spans.num_tokens()) {
     for (const DecoderLayer& l : request.model.layers) {
       const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
-      attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) / attention_efficiency);
+      attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) /
+                           attention_efficiency);
     }
   }
 
@@ -89,7 +92,8 @@ int64_t counted(const PlanRequest& request, Body body) {
 
 // The adapter's numbers lie in another arena; here its layout is what matters.
 Adapter unread_adapter(const PlanRequest& request) {
-  return {request.layout, {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}}};
+  return {request.layout,
+          {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}}};
 }
 
 std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), 0); }
@@ -97,8 +101,8 @@ std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_c
 // The searched part of memory, additive over layers: what a level keeps, and what each phase needs above what is kept. Three runs on a
 // counting arena (one a level) fill it, and every assignment of levels to layers is then priced by addition.
 struct PhaseTable {
-  int64_t below = 0;                                   // held before the first layer's kept input
-  std::vector<std::array<int64_t, 3>> kept;            // by layer and level: input and saved tensors
+  int64_t below = 0;                                      // held before the first layer's kept input
+  std::vector<std::array<int64_t, 3>> kept;               // by layer and level: input and saved tensors
   std::vector<std::array<int64_t, 3>> forward, backward;  // peak above what is held, by layer and level
   int64_t head = 0;
   int64_t last_output = 0;
@@ -158,7 +162,8 @@ Schedule with_levels(const Schedule& like, const std::vector<Level>& choice) {
   Schedule schedule = like;
   schedule.segments.clear();
   for (size_t l = 0; l < choice.size(); ++l) {
-    schedule.segments.push_back({.begin = static_cast<int64_t>(l), .end = static_cast<int64_t>(l) + 1, .level = choice[l]});
+    schedule.segments.push_back(
+        {.begin = static_cast<int64_t>(l), .end = static_cast<int64_t>(l) + 1, .level = choice[l]});
   }
   return schedule;
 }
@@ -178,11 +183,13 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   plan.parameter_bytes = 4 * ((request.layout.size() * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment);
   plan.process_bytes = request.process_bytes;
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
-  for (const BatchShape& shape : request.train) plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
+  for (const BatchShape& shape : request.train)
+    plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
   for (const BatchShape& shape : request.validation) {
     const int64_t bytes = counted(request, [&](Context& ctx) {
       const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
-      forward_logps(ctx, request.model, unread_adapter(request), {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+      forward_logps(ctx, request.model, unread_adapter(request),
+                    {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
                     {.schedule = schedule, .dtype = request.dtype});
       return ctx.arena.peak();
     });
@@ -195,7 +202,8 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   price_step(request, schedule, shape, &log);
   for (const PhaseRecord& r : log) {
     if (r.phase == Phase::head) plan.kept_bytes = r.held_bytes, plan.head_bytes = r.peak_bytes - r.held_bytes;
-    if (r.phase == Phase::backward) plan.worst_segment_bytes = std::max(plan.worst_segment_bytes, r.peak_bytes - r.held_bytes);
+    if (r.phase == Phase::backward)
+      plan.worst_segment_bytes = std::max(plan.worst_segment_bytes, r.peak_bytes - r.held_bytes);
   }
   return plan;
 }
@@ -212,7 +220,9 @@ std::vector<Candidate> search(const PlanRequest& request) {
   const int64_t L = request.model.config.num_layers, N = shape.spans.num_tokens();
   std::vector<Candidate> found;
   const auto levels_allowed = [&](Level level) {
-    return request.level.empty() || request.level == (level == Level::input ? "input" : level == Level::attention ? "attention" : "all");
+    return request.level.empty() || request.level == (level == Level::input       ? "input"
+                                                      : level == Level::attention ? "attention"
+                                                                                  : "all");
   };
   std::vector<int64_t> tiles, head_rows;
   const int64_t whole = (N + row_chunk - 1) / row_chunk * row_chunk;
@@ -229,7 +239,8 @@ std::vector<Candidate> search(const PlanRequest& request) {
       like.head = request.head == "by_blocks" ? HeadSchedule::by_blocks : HeadSchedule::by_rows;
       // Small row chunks dequantise the head more often.
       const double head_cost = 2 * static_cast<double>(request.model.head.rows * request.model.head.cols) *
-                               static_cast<double>(shape.num_targets) * (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency;
+                               static_cast<double>(shape.num_targets) *
+                               (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency;
       if (request.segment_size <= 1) {
         const PhaseTable table = phase_table(request, like, shape);
         // The last layers keep most: their memory is the first to be given back.
@@ -275,13 +286,15 @@ double fastest_cost(const std::vector<Candidate>& found) {
 
 }  // namespace
 
-int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape, std::vector<PhaseRecord>* log) {
+int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape,
+                   std::vector<PhaseRecord>* log) {
   return counted(request, [&](Context& ctx) {
     const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
     const Adapter adapter = unread_adapter(request);
-    forward_backward(ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
-                     {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
-                     [](auto, auto) { return 0.0; });
+    forward_backward(
+        ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+        {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
+        [](auto, auto) { return 0.0; });
     if (log == nullptr) return ctx.arena.peak();
     int64_t peak = 0;
     for (const PhaseRecord& r : *log) peak = std::max(peak, r.peak_bytes);
@@ -326,7 +339,9 @@ std::vector<Plan> candidate_plans(const PlanRequest& request) {
   return plans;
 }
 
-std::string gib(int64_t bytes) { return fmt::format("{:.3f} GiB", static_cast<double>(bytes) / static_cast<double>(1LL << 30)); }
+std::string gib(int64_t bytes) {
+  return fmt::format("{:.3f} GiB", static_cast<double>(bytes) / static_cast<double>(1LL << 30));
+}
 
 std::string plan_table(const Plan& plan) {
   std::string text;
@@ -350,7 +365,11 @@ std::string plan_table(const Plan& plan) {
 Json plan_json(const Plan& plan) {
   Json segments = Json::array();
   for (const Segment& s : plan.schedule.segments) {
-    segments.push_back({{"begin", s.begin}, {"end", s.end}, {"level", s.level == Level::input ? "input" : s.level == Level::attention ? "attention" : "all"}});
+    segments.push_back({{"begin", s.begin},
+                        {"end", s.end},
+                        {"level", s.level == Level::input       ? "input"
+                                  : s.level == Level::attention ? "attention"
+                                                                : "all"}});
   }
   return {{"num_tokens", plan.num_tokens},
           {"fits", plan.fits()},

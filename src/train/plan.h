@@ -28,26 +28,26 @@ struct PlanRequest {
   DType dtype = DType::bf16;
   int num_threads = 1;
   Isa isa = detect_isa();
-  int64_t budget_bytes = 0;        // of the whole process without the mapped file; 0: what the machine has free
-  int64_t process_bytes = 0;       // what the process holds besides the arenas
+  int64_t budget_bytes = 0;   // of the whole process without the mapped file; 0: what the machine has free
+  int64_t process_bytes = 0;  // what the process holds besides the arenas
   // 0 or empty: the planner chooses.
   int64_t segment_size = 0, tile = 0, head_rows = 0;
-  std::string level;               // input, attention, all
-  std::string head;                // by_rows, by_blocks
+  std::string level;  // input, attention, all
+  std::string head;   // by_rows, by_blocks
 };
 
 struct Plan {
   Schedule schedule;
-  int64_t mapped_bytes = 0;      // the base as it lies on disk
-  int64_t parameter_bytes = 0;   // adapter, gradient and both moments: the resident arena
-  int64_t step_bytes = 0;        // the step arena
-  int64_t kept_bytes = 0;        // of it: what the forward leaves for the backward
+  int64_t mapped_bytes = 0;                         // the base as it lies on disk
+  int64_t parameter_bytes = 0;                      // adapter, gradient and both moments: the resident arena
+  int64_t step_bytes = 0;                           // the step arena
+  int64_t kept_bytes = 0;                           // of it: what the forward leaves for the backward
   int64_t worst_segment_bytes = 0, head_bytes = 0;  // of it: above what is held, at their highest
-  int64_t validation_bytes = 0;  // peak of the step arena in validation
+  int64_t validation_bytes = 0;                     // peak of the step arena in validation
   int64_t process_bytes = 0;
   int64_t budget_bytes = 0;
-  int64_t num_tokens = 0;        // of the largest microbatch
-  double relative_time = 0;      // estimated time over that of a step that keeps everything
+  int64_t num_tokens = 0;    // of the largest microbatch
+  double relative_time = 0;  // estimated time over that of a step that keeps everything
 
   int64_t total_bytes() const { return parameter_bytes + step_bytes + process_bytes; }
   bool fits() const { return total_bytes() <= budget_bytes; }
@@ -60,7 +60,8 @@ Plan make_plan(const PlanRequest& request);
 std::vector<Plan> candidate_plans(const PlanRequest& request);
 
 // Peak of the step arena for one schedule and batch, exact.
-int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape, std::vector<PhaseRecord>* log = nullptr);
+int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape,
+                   std::vector<PhaseRecord>* log = nullptr);
 
 std::string plan_table(const Plan& plan);
 Json plan_json(const Plan& plan);

@@ -28,8 +28,9 @@ PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets) 
     return {run.plan(), run.candidates()};
   }
   check(!config.model.empty(), ErrorCode::bad_config, "model is not given; name a folder or a .gguf file");
-  check(tokens >= 2 && targets < tokens, ErrorCode::bad_config,
-        fmt::format("--tokens is {} and --targets {}; at least 2 tokens and fewer targets than tokens", tokens, targets));
+  check(
+      tokens >= 2 && targets < tokens, ErrorCode::bad_config,
+      fmt::format("--tokens is {} and --targets {}; at least 2 tokens and fewer targets than tokens", tokens, targets));
   const std::unique_ptr<Model> model = load_model(open_model(config.model, {.allow_header_only = true}));
   const AdapterLayout layout(model->config, adapter_spec(config));
   PlanRequest request{.model = *model, .layout = layout};

@@ -42,13 +42,17 @@ std::string draw(const Chart& chart, double y0) {
   if (x_min == x_max) x_max = x_min + 1;
   if (y_min == y_max) y_max = y_min + (y_min == 0 ? 1 : std::abs(y_min) * 0.1);
   const auto px = [&](double x) { return left + (x - x_min) / (x_max - x_min) * (width - left - right); };
-  const auto py = [&](double y) { return y0 + chart_height - bottom - (y - y_min) / (y_max - y_min) * (chart_height - top - bottom); };
+  const auto py = [&](double y) {
+    return y0 + chart_height - bottom - (y - y_min) / (y_max - y_min) * (chart_height - top - bottom);
+  };
   std::string svg = fmt::format(R"(<text x="{}" y="{}" font-weight="bold">{}</text>)", left, y0 + 16, chart.title);
   for (int i = 0; i <= 2; ++i) {
     const double y = y_min + (y_max - y_min) * i / 2, x = x_min + (x_max - x_min) * i / 2;
-    svg += fmt::format(R"(<line x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}" stroke="#ddd"/>)", left, width - right, py(y), py(y));
+    svg += fmt::format(R"(<line x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}" stroke="#ddd"/>)", left, width - right, py(y),
+                       py(y));
     svg += fmt::format(R"(<text x="{}" y="{:.1f}" text-anchor="end">{}</text>)", left - 6, py(y) + 4, number(y));
-    svg += fmt::format(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>)", px(x), y0 + chart_height - 6, number(x));
+    svg += fmt::format(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>)", px(x), y0 + chart_height - 6,
+                       number(x));
   }
   double legend = width - right;
   for (const Series& s : chart.series) {
@@ -56,9 +60,11 @@ std::string draw(const Chart& chart, double y0) {
     for (const auto& [x, y] : s.points) path += fmt::format("{:.1f},{:.1f} ", px(x), py(y));
     svg += fmt::format(R"(<polyline fill="none" stroke="{}" stroke-width="1.6" points="{}"/>)", s.colour, path);
     if (s.points.size() < 40) {
-      for (const auto& [x, y] : s.points) svg += fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="2.2" fill="{}"/>)", px(x), py(y), s.colour);
+      for (const auto& [x, y] : s.points)
+        svg += fmt::format(R"(<circle cx="{:.1f}" cy="{:.1f}" r="2.2" fill="{}"/>)", px(x), py(y), s.colour);
     }
-    svg += fmt::format(R"(<text x="{}" y="{}" text-anchor="end" fill="{}">{}</text>)", legend, y0 + 16, s.colour, s.name);
+    svg +=
+        fmt::format(R"(<text x="{}" y="{}" text-anchor="end" fill="{}">{}</text>)", legend, y0 + 16, s.colour, s.name);
     legend -= 14 + 7.0 * static_cast<double>(s.name.size());
   }
   return svg + "\n";
@@ -96,10 +102,11 @@ void write_plot(const std::string& metrics_path, const std::string& svg_path) {
     body += drawn;
     if (!drawn.empty()) y += chart_height;
   }
-  atomic_write_file(svg_path, fmt::format(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
-                                          R"(font-family="sans-serif" font-size="11"><rect width="{0}" height="{1}" fill="white"/>)"
-                                          "\n{2}</svg>\n",
-                                          width, std::max(y, 40.0), body));
+  atomic_write_file(
+      svg_path, fmt::format(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
+                            R"(font-family="sans-serif" font-size="11"><rect width="{0}" height="{1}" fill="white"/>)"
+                            "\n{2}</svg>\n",
+                            width, std::max(y, 40.0), body));
 }
 
 }  // namespace sluice

@@ -40,7 +40,9 @@ void ConsoleProgress::line(const std::string& text) {
   std::fflush(out_);
 }
 
-void ConsoleProgress::phase(const std::string& name) { line(fmt::format("[{:7.2f} s] {}", seconds_since(start_), name)); }
+void ConsoleProgress::phase(const std::string& name) {
+  line(fmt::format("[{:7.2f} s] {}", seconds_since(start_), name));
+}
 
 void ConsoleProgress::note(const std::string& text) { line(text); }
 
@@ -50,13 +52,14 @@ void ConsoleProgress::tick(int64_t step, int64_t total_steps, int64_t part, int6
   if (bar_shown_ && now - last_tick_ < std::chrono::milliseconds(100)) return;
   last_tick_ = now;
   constexpr int width = 24;
-  const double done = (static_cast<double>(step) + static_cast<double>(part) / static_cast<double>(parts)) / static_cast<double>(total_steps);
+  const double done = (static_cast<double>(step) + static_cast<double>(part) / static_cast<double>(parts)) /
+                      static_cast<double>(total_steps);
   const int filled = static_cast<int>(done * width);
   std::string bar;
   for (int i = 0; i < width; ++i) bar += i < filled ? "█" : "░";
   const double spent = seconds_since(start_);
-  std::fputs(fmt::format("\r\033[K{} {:3.0f} %  step {}/{}  {} spent, {} left  {}", bar, 100 * done, step, total_steps, duration(spent),
-                         done > 0 ? duration(spent / done - spent) : "?", last_report_)
+  std::fputs(fmt::format("\r\033[K{} {:3.0f} %  step {}/{}  {} spent, {} left  {}", bar, 100 * done, step, total_steps,
+                         duration(spent), done > 0 ? duration(spent / done - spent) : "?", last_report_)
                  .c_str(),
              out_);
   std::fflush(out_);
@@ -65,9 +68,11 @@ void ConsoleProgress::tick(int64_t step, int64_t total_steps, int64_t part, int6
 
 void ConsoleProgress::train(const TrainReport& r) {
   last_report_ = fmt::format("loss {:.3f}", r.loss);
-  line(fmt::format("Iter {}: Train loss {:.3f}, Learning Rate {:.3e}, It/sec {:.3f}, Tokens/sec {:.3f}, Trained Tokens {}, Peak mem {:.3f} GB",
-                   r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
-                   static_cast<double>(r.peak_bytes) / 1e9));
+  line(
+      fmt::format("Iter {}: Train loss {:.3f}, Learning Rate {:.3e}, It/sec {:.3f}, Tokens/sec {:.3f}, Trained Tokens "
+                  "{}, Peak mem {:.3f} GB",
+                  r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
+                  static_cast<double>(r.peak_bytes) / 1e9));
 }
 
 void ConsoleProgress::eval(const EvalReport& r) {
@@ -114,7 +119,11 @@ Json to_json(const TrainReport& r) {
 }
 
 Json to_json(const EvalReport& r) {
-  return {{"type", "eval"}, {"step", r.step}, {"eval_loss", r.loss}, {"eval_runtime", r.seconds}, {"eval_num_tokens", r.tokens}};
+  return {{"type", "eval"},
+          {"step", r.step},
+          {"eval_loss", r.loss},
+          {"eval_runtime", r.seconds},
+          {"eval_num_tokens", r.tokens}};
 }
 
 ProcessMemory process_memory() {

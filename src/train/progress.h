@@ -15,11 +15,11 @@ namespace sluice {
 struct TrainReport {
   int64_t step = 0, total_steps = 0;  // optimizer steps
   double epoch = 0;
-  double loss = 0;                    // per supervised token, since the last report
+  double loss = 0;  // per supervised token, since the last report
   double learning_rate = 0, grad_norm = 0;
   double steps_per_second = 0, tokens_per_second = 0;  // all tokens that were run
-  int64_t trained_tokens = 0;         // supervised, since the start of the run
-  int64_t peak_bytes = 0;             // of the process, without mapped files
+  int64_t trained_tokens = 0;                          // supervised, since the start of the run
+  int64_t peak_bytes = 0;                              // of the process, without mapped files
 };
 
 struct EvalReport {
@@ -31,8 +31,8 @@ struct EvalReport {
 class Progress {
  public:
   virtual ~Progress() = default;
-  virtual void phase(const std::string& name) = 0;         // loading, reading data, planning … with the time it took
-  virtual void note(const std::string& text) = 0;          // one or more lines for the user
+  virtual void phase(const std::string& name) = 0;  // loading, reading data, planning … with the time it took
+  virtual void note(const std::string& text) = 0;   // one or more lines for the user
   virtual void tick(int64_t step, int64_t total_steps, int64_t part, int64_t parts) = 0;  // within a step
   virtual void train(const TrainReport& report) = 0;
   virtual void eval(const EvalReport& report) = 0;
@@ -81,9 +81,9 @@ void write_plot(const std::string& metrics_path, const std::string& svg_path);
 
 // Memory of this process as the operating system counts it.
 struct ProcessMemory {
-  int64_t anonymous_bytes = 0;       // RssAnon now
-  int64_t peak_bytes = 0;            // VmHWM, mapped files included
-  int64_t mapped_bytes = 0;          // RssFile now
+  int64_t anonymous_bytes = 0;  // RssAnon now
+  int64_t peak_bytes = 0;       // VmHWM, mapped files included
+  int64_t mapped_bytes = 0;     // RssFile now
 };
 ProcessMemory process_memory();
 

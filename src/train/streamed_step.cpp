@@ -16,7 +16,12 @@ namespace {
 class Stream {
  public:
   Stream(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch, const StepSettings& settings)
-      : ctx_(ctx), model_(model), adapter_(adapter), batch_(batch), settings_(settings), N_(batch.spans.num_tokens()),
+      : ctx_(ctx),
+        model_(model),
+        adapter_(adapter),
+        batch_(batch),
+        settings_(settings),
+        N_(batch.spans.num_tokens()),
         C_(model.config.hidden_size) {
     SLUICE_ASSERT(static_cast<int64_t>(batch.ids.size()) == N_);
     inputs_.spans = &batch.spans;
@@ -26,7 +31,8 @@ class Stream {
     copy_from_host(ctx, {.host = batch.ids.data(), .tensor = inputs_.ids});
     std::vector<int32_t> positions;
     for (int64_t s = 0; s < batch.spans.size(); ++s) {
-      for (int64_t i = 0; i < batch.spans[s].length; ++i) positions.push_back(static_cast<int32_t>(batch.spans[s].start_position + i));
+      for (int64_t i = 0; i < batch.spans[s].length; ++i)
+        positions.push_back(static_cast<int32_t>(batch.spans[s].start_position + i));
     }
     inputs_.rope_tables = model.rope_tables(ctx, positions);
     const int64_t P = model.config.per_layer_input_size;
@@ -46,7 +52,8 @@ class Stream {
     layer(l).forward(ctx_, inputs_, adapter_, x, y, saved, donor_of(l), layer_inputs_);
   }
 
-  void layer_backward(int64_t l, const Adapter& grads, Tensor x, const DecoderLayer::Saved& saved, Tensor d, bool need_dx) {
+  void layer_backward(int64_t l, const Adapter& grads, Tensor x, const DecoderLayer::Saved& saved, Tensor d,
+                      bool need_dx) {
     layer(l).backward(ctx_, inputs_, adapter_, grads, x, saved, d, need_dx, donor_of(l), layer_inputs_);
   }
 
@@ -76,17 +83,30 @@ class Stream {
     ArenaScope scope(ctx_.arena);
     Tensor picked = scope.tensor(settings_.dtype, {M, C_}), h = scope.like(picked);
     gather_rows(ctx_, {.x = x, .index = rows_, .y = picked});
-    rmsnorm_forward(ctx_, {.x = picked, .weight = model_.final_norm, .y = h, .eps = model_.config.rms_norm_eps,
+    rmsnorm_forward(ctx_, {.x = picked,
+                           .weight = model_.final_norm,
+                           .y = h,
+                           .eps = model_.config.rms_norm_eps,
                            .offset = model_.config.norm_offset});
     Tensor logp_d = scope.tensor(DType::f32, {M}), lse = scope.tensor(DType::f32, {M});
     Tensor dh = loss != nullptr ? scope.tensor(DType::f32, {M, C_}) : Tensor{};
     const bool by_rows = settings_.schedule.head == HeadSchedule::by_rows;
     if (by_rows) {
-      linear_cross_entropy_by_rows(ctx_, {.weight = model_.head, .h = h, .targets = targets_, .softcap = model_.config.final_softcap,
-                                          .rows_per_chunk = settings_.schedule.head_rows, .logp = logp_d, .lse = lse, .dh = dh});
+      linear_cross_entropy_by_rows(ctx_, {.weight = model_.head,
+                                          .h = h,
+                                          .targets = targets_,
+                                          .softcap = model_.config.final_softcap,
+                                          .rows_per_chunk = settings_.schedule.head_rows,
+                                          .logp = logp_d,
+                                          .lse = lse,
+                                          .dh = dh});
     } else {
-      linear_cross_entropy_by_blocks(ctx_, {.weight = model_.head, .h = h, .targets = targets_, .softcap = model_.config.final_softcap,
-                                            .logp = logp_d, .lse = lse});
+      linear_cross_entropy_by_blocks(ctx_, {.weight = model_.head,
+                                            .h = h,
+                                            .targets = targets_,
+                                            .softcap = model_.config.final_softcap,
+                                            .logp = logp_d,
+                                            .lse = lse});
     }
     copy_to_host(ctx_, {.tensor = logp_d, .host = logp.data()});
     if (!ctx_.counting()) require_finite(logp);
@@ -97,10 +117,19 @@ class Stream {
     Tensor weight = scope.tensor(DType::f32, {M});
     copy_from_host(ctx_, {.host = weights.data(), .tensor = weight});
     if (!by_rows) {
-      linear_cross_entropy_by_blocks_backward(ctx_, {.weight = model_.head, .h = h, .targets = targets_,
-                                                     .softcap = model_.config.final_softcap, .lse = lse, .g = weight, .dh = dh});
+      linear_cross_entropy_by_blocks_backward(ctx_, {.weight = model_.head,
+                                                     .h = h,
+                                                     .targets = targets_,
+                                                     .softcap = model_.config.final_softcap,
+                                                     .lse = lse,
+                                                     .g = weight,
+                                                     .dh = dh});
     }
-    rmsnorm_backward(ctx_, {.x = picked, .weight = model_.final_norm, .dy = dh, .dx = dh, .eps = model_.config.rms_norm_eps,
+    rmsnorm_backward(ctx_, {.x = picked,
+                            .weight = model_.final_norm,
+                            .dy = dh,
+                            .dx = dh,
+                            .eps = model_.config.rms_norm_eps,
                             .offset = model_.config.norm_offset});
     if (!by_rows) {
       std::fill(weights.begin(), weights.end(), 1.0F);  // the blocks have applied them
@@ -128,9 +157,11 @@ class Stream {
   void require_finite(const std::vector<float>& logp) const {
     for (size_t m = 0; m < logp.size(); ++m) {
       if (std::isfinite(logp[m])) continue;
-      throw Error(ErrorCode::device, fmt::format("the log-probability of target {} (token {} of the batch) is {}; the learning rate may be "
-                                                 "too high or the base damaged",
-                                                 m, batch_.rows[m], logp[m]));
+      throw Error(
+          ErrorCode::device,
+          fmt::format("the log-probability of target {} (token {} of the batch) is {}; the learning rate may be "
+                      "too high or the base damaged",
+                      m, batch_.rows[m], logp[m]));
     }
   }
 
@@ -162,8 +193,8 @@ Tensor run_through(Stream& stream, int64_t begin, int64_t end, Tensor x, Tensor 
   return x;
 }
 
-void segment_backward(Context& ctx, Stream& stream, const Segment& segment, const Kept& kept, const Adapter& grads, Tensor d,
-                      int64_t first_adapted) {
+void segment_backward(Context& ctx, Stream& stream, const Segment& segment, const Kept& kept, const Adapter& grads,
+                      Tensor d, int64_t first_adapted) {
   ArenaScope scope(ctx.arena);
   std::vector<Tensor> x = {kept.x};
   std::vector<DecoderLayer::Saved> saved = {kept.saved};
@@ -203,8 +234,8 @@ class PhaseScope {
 
 }  // namespace
 
-double forward_backward(Context& ctx, const Model& model, const Adapter& adapter, const Adapter& grads, const StepBatch& batch,
-                        const StepSettings& settings, const LossFunction& loss) {
+double forward_backward(Context& ctx, const Model& model, const Adapter& adapter, const Adapter& grads,
+                        const StepBatch& batch, const StepSettings& settings, const LossFunction& loss) {
   ArenaScope scope(ctx.arena);
   Stream stream(ctx, model, adapter, batch, settings);
   const Schedule& schedule = settings.schedule;
@@ -230,7 +261,8 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
         stream.layer_forward(segment.begin, x, out, k.saved);
       } else {
         // Buffers alternate so that the last output lands in `out`.
-        run_through(stream, segment.begin, segment.end, x, segment.size() % 2 == 0 ? d : out, segment.size() % 2 == 0 ? out : d, out);
+        run_through(stream, segment.begin, segment.end, x, segment.size() % 2 == 0 ? d : out,
+                    segment.size() % 2 == 0 ? out : d, out);
       }
     }
     kept.push_back(k);
@@ -240,9 +272,9 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
   double total = 0;
   {
     const PhaseScope phase(ctx, settings.log, Phase::head, -1);
-    stream.head(x, &loss, d, &total);                                                          // 2
+    stream.head(x, &loss, d, &total);  // 2
   }
-  for (size_t i = kept.size(); i-- > 0;) {                                                     // 3
+  for (size_t i = kept.size(); i-- > 0;) {  // 3
     const Segment& segment = schedule.segments[i];
     if (segment.end <= first_adapted) break;
     // The segment's output and what lies above it are of no more use.
@@ -269,8 +301,8 @@ std::vector<float> forward_logps(Context& ctx, const Model& model, const Adapter
   return stream.head(x, nullptr, {}, nullptr);
 }
 
-void forward_hidden(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch, const StepSettings& settings,
-                    const std::function<void(int64_t, Tensor)>& visit) {
+void forward_hidden(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch,
+                    const StepSettings& settings, const std::function<void(int64_t, Tensor)>& visit) {
   ArenaScope scope(ctx.arena);
   Stream stream(ctx, model, adapter, batch, settings);
   stream.share_kv(/*with_gradients=*/false);

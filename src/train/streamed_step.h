@@ -44,15 +44,15 @@ struct StepSettings {
 };
 
 // Adds the gradient into `grads`. Returns the loss. Throws Error(device) when a log-probability is not finite.
-double forward_backward(Context& ctx, const Model& model, const Adapter& adapter, const Adapter& grads, const StepBatch& batch,
-                        const StepSettings& settings, const LossFunction& loss);
+double forward_backward(Context& ctx, const Model& model, const Adapter& adapter, const Adapter& grads,
+                        const StepBatch& batch, const StepSettings& settings, const LossFunction& loss);
 
 // The log-probabilities alone (validation, reference policies): no dropout, nothing kept. An empty adapter is the base.
 std::vector<float> forward_logps(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch,
                                  const StepSettings& settings);
 
 // Hidden states of all layers, for tests: visit(layer, x) with layer 0 the embedding and num_layers the last output.
-void forward_hidden(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch, const StepSettings& settings,
-                    const std::function<void(int64_t layer, Tensor x)>& visit);
+void forward_hidden(Context& ctx, const Model& model, const Adapter& adapter, const StepBatch& batch,
+                    const StepSettings& settings, const std::function<void(int64_t layer, Tensor x)>& visit);
 
 }  // namespace sluice

@@ -44,7 +44,8 @@ std::string file_of(const std::string& data, const char* name) {
 // What lives from the first step to the last.
 struct Run::State {
   State(int64_t parameters, int64_t step_bytes, ThreadPool& pool)
-      : resident(Arena::allocate(Device::cpu(), 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
+      : resident(Arena::allocate(Device::cpu(),
+                                 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
         arena(Arena::allocate(Device::cpu(), step_bytes)),
         ctx{.arena = arena, .pool = pool},
         p(resident.tensor(DType::f32, {parameters})),
@@ -52,7 +53,9 @@ struct Run::State {
         m(resident.tensor(DType::f32, {parameters})),
         v(resident.tensor(DType::f32, {parameters})) {}
 
-  std::string parameter_hash() const { return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel())))); }
+  std::string parameter_hash() const {
+    return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel()))));
+  }
 
   Arena resident, arena;
   Context ctx;
@@ -75,7 +78,8 @@ Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progr
   const std::vector<std::string> problems = sluice::validate(config);
   check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
   check(config.device == "cpu", ErrorCode::bad_config, "device cuda cannot train yet; use device: cpu");
-  pool_ = std::make_unique<ThreadPool>(config.threads > 0 ? static_cast<int>(config.threads) : ThreadPool::default_threads());
+  pool_ = std::make_unique<ThreadPool>(config.threads > 0 ? static_cast<int>(config.threads)
+                                                          : ThreadPool::default_threads());
   progress_.phase("opening " + config.model);
   model_ = load_model(config.model);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
@@ -90,7 +94,8 @@ Run::~Run() = default;
 
 void Run::load_data() {
   progress_.phase("reading " + config_.data);
-  const DatasetOptions options{.max_seq_length = config_.max_seq_length, .truncate = config_.truncate, .mask_prompt = config_.mask_prompt};
+  const DatasetOptions options{
+      .max_seq_length = config_.max_seq_length, .truncate = config_.truncate, .mask_prompt = config_.mask_prompt};
   Dataset train = read_dataset(file_of(config_.data, "train.jsonl"), *text_, options);
   progress_.note(train.report.summary());
   fs::create_directories(config_.adapter_path);
@@ -103,14 +108,15 @@ void Run::load_data() {
     valid_rows_ = std::move(rows.samples);
   }
   check(static_cast<int64_t>(train_rows_.size()) >= config_.batch_size, ErrorCode::bad_config,
-        fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size", config_.data, train_rows_.size(),
-                    config_.batch_size));
+        fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size",
+                    config_.data, train_rows_.size(), config_.batch_size));
   for (const std::vector<Sample>* rows : {&train_rows_, &valid_rows_}) {
     for (const Sample& sample : *rows) {
       for (int32_t id : sample.ids) {
         check(id >= 0 && id < model_->config.vocab_size, ErrorCode::bad_file,
-              fmt::format("row {}: token {} is outside the model's vocabulary of {}; tokenizer and weights do not belong together", sample.row,
-                          id, model_->config.vocab_size));
+              fmt::format("row {}: token {} is outside the model's vocabulary of {}; tokenizer and weights do not "
+                          "belong together",
+                          sample.row, id, model_->config.vocab_size));
       }
     }
   }
@@ -118,13 +124,17 @@ void Run::load_data() {
 }
 
 AdapterSpec adapter_spec(const TrainConfig& config) {
-  AdapterSpec spec{.rank = config.rank, .rank_stabilised = config.rs_lora, .dropout = static_cast<float>(config.dropout),
-                   .targets = config.keys, .last_layers = config.num_layers};
+  AdapterSpec spec{.rank = config.rank,
+                   .rank_stabilised = config.rs_lora,
+                   .dropout = static_cast<float>(config.dropout),
+                   .targets = config.keys,
+                   .last_layers = config.num_layers};
   const auto split = [](const std::string& entry) {
     const size_t equals = entry.find('=');
     return std::pair(entry.substr(0, equals), std::stod(entry.substr(equals + 1)));
   };
-  for (const std::string& entry : config.rank_pattern) spec.rank_pattern.emplace_back(split(entry).first, static_cast<int64_t>(split(entry).second));
+  for (const std::string& entry : config.rank_pattern)
+    spec.rank_pattern.emplace_back(split(entry).first, static_cast<int64_t>(split(entry).second));
   for (const std::string& entry : config.alpha_pattern) spec.alpha_pattern.push_back(split(entry));
   spec.alpha = static_cast<float>(config.alpha > 0 ? config.alpha : config.scale * static_cast<double>(config.rank));
   return spec;
@@ -145,7 +155,8 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
 void Run::find_lengths() {
   const auto rows = static_cast<double>(train_rows_.size());
   const int64_t per_epoch = std::max<int64_t>(1, static_cast<int64_t>(rows) / config_.batch_size);
-  if (config_.num_epochs > 0) total_microbatches_ = std::max<int64_t>(1, std::llround(config_.num_epochs * static_cast<double>(per_epoch)));
+  if (config_.num_epochs > 0)
+    total_microbatches_ = std::max<int64_t>(1, std::llround(config_.num_epochs * static_cast<double>(per_epoch)));
   else if (config_.max_steps > 0) total_microbatches_ = config_.max_steps * config_.grad_accumulation_steps;
   else total_microbatches_ = config_.iters > 0 ? config_.iters : 1000;
   total_steps_ = (total_microbatches_ + config_.grad_accumulation_steps - 1) / config_.grad_accumulation_steps;
@@ -192,7 +203,8 @@ class LargestShapes {
     for (const BatchShape& s : shapes_) {
       if (s.spans.num_tokens() >= tokens && s.num_targets >= targets) return;
     }
-    std::erase_if(shapes_, [&](const BatchShape& s) { return s.spans.num_tokens() <= tokens && s.num_targets <= targets; });
+    std::erase_if(shapes_,
+                  [&](const BatchShape& s) { return s.spans.num_tokens() <= tokens && s.num_targets <= targets; });
     shapes_.push_back({batch.spans, targets});
   }
   std::vector<BatchShape> take() { return std::move(shapes_); }
@@ -218,8 +230,9 @@ void Run::plan_memory() {
 std::string Run::identity() const {
   // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
   Json what = sluice::to_json(config_);
-  for (const char* free : {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows",
-                           "steps_per_report", "steps_per_eval", "val_batches", "save_every", "save_total_limit"}) {
+  for (const char* free :
+       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows",
+        "steps_per_report", "steps_per_eval", "val_batches", "save_every", "save_total_limit"}) {
     what.erase(free);
   }
   std::string bytes = what.dump();
@@ -231,30 +244,38 @@ std::string Run::identity() const {
 }
 
 void Run::fail(const std::string& what) {
-  if (state_ && state_->metrics) state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
+  if (state_ && state_->metrics)
+    state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
   const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path);
   throw Error(ErrorCode::device, fmt::format("step {}: {}; {}", state_->now.step + 1, what,
-                                             last ? "the last whole checkpoint is " + last->folder : std::string("no checkpoint was saved yet")));
+                                             last ? "the last whole checkpoint is " + last->folder
+                                                  : std::string("no checkpoint was saved yet")));
 }
 
 void Run::start() {
   if (!plan_.fits()) {
     throw Error(ErrorCode::out_of_memory,
-                fmt::format("the leanest plan needs {} and the budget is {}: {} are missing; lower max_seq_length, batch_size or lora_parameters.rank, "
+                fmt::format("the leanest plan needs {} and the budget is {}: {} are missing; lower max_seq_length, "
+                            "batch_size or lora_parameters.rank, "
                             "or give more --memory",
                             gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes())));
   }
   const int64_t free_bytes = static_cast<int64_t>(std::min<uint64_t>(free_disk_bytes(config_.adapter_path), INT64_MAX));
   check(free_bytes >= 2 * checkpoint_bytes(layout_), ErrorCode::bad_file,
-        fmt::format("{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
-                    config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
+        fmt::format(
+            "{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
+            config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
   state_ = std::make_unique<State>(layout_.size(), plan_.step_bytes, *pool_);
   State& s = *state_;
   s.adapter = Adapter(layout_, s.p);
   s.grads = Adapter(layout_, s.g);
   s.now.run_id = identity();
-  s.lr = {.name = config_.lr_schedule, .peak = config_.learning_rate, .init = config_.warmup_init, .end = config_.lr_end,
-          .warmup = config_.warmup, .total = total_steps_};
+  s.lr = {.name = config_.lr_schedule,
+          .peak = config_.learning_rate,
+          .init = config_.warmup_init,
+          .end = config_.lr_end,
+          .warmup = config_.warmup,
+          .total = total_steps_};
   initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), s.p.as<float>());
   s.start_hash = s.parameter_hash();
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
@@ -265,21 +286,23 @@ void Run::start() {
   atomic_write_file((out / "config.resolved.yaml").string(), to_yaml(config_));
   atomic_write_file((out / "plan.json").string(), plan_json(plan_).dump(2) + "\n");
   progress_.phase(fmt::format("training: {} steps, {:.3f} M of {:.1f} M numbers, {} threads", total_steps_,
-                              static_cast<double>(layout_.num_parameters()) / 1e6, static_cast<double>(model_->num_weights()) / 1e6,
-                              pool_->num_threads()));
+                              static_cast<double>(layout_.num_parameters()) / 1e6,
+                              static_cast<double>(model_->num_weights()) / 1e6, pool_->num_threads()));
 }
 
 bool Run::try_resume() {
   const std::optional<LoadedCheckpoint> found = find_checkpoint(config_.adapter_path);
   if (!config_.resume) {
     check(!found, ErrorCode::bad_config,
-          fmt::format("{} holds a checkpoint already; go on from it with --resume, or give another adapter_path", config_.adapter_path));
+          fmt::format("{} holds a checkpoint already; go on from it with --resume, or give another adapter_path",
+                      config_.adapter_path));
     return false;
   }
   if (!found) return false;  // killed before the first save
   State& s = *state_;
   check(found->state.run_id == s.now.run_id, ErrorCode::bad_config,
-        fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give another adapter_path",
+        fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give "
+                    "another adapter_path",
                     found->folder));
   load_checkpoint(*found, layout_, model_->config, s.p.as<float>(), s.m.as<float>(), s.v.as<float>());
   s.now = found->state;
@@ -292,18 +315,24 @@ void Run::validate() {
   if (valid_rows_.empty()) return;
   State& s = *state_;
   const Clock::time_point begin = Clock::now();
-  const int64_t count = config_.val_batches < 0 ? static_cast<int64_t>(valid_rows_.size())
-                                                : std::min<int64_t>(config_.val_batches, static_cast<int64_t>(valid_rows_.size()));
+  const int64_t count = config_.val_batches < 0
+                            ? static_cast<int64_t>(valid_rows_.size())
+                            : std::min<int64_t>(config_.val_batches, static_cast<int64_t>(valid_rows_.size()));
   double sum = 0;
   int64_t tokens = 0;
   for (int64_t i = 0; i < count; ++i) {
     const Batch batch = pack({&valid_rows_[static_cast<size_t>(i)]});
-    const std::vector<float> logps = forward_logps(s.ctx, *model_, s.adapter, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
-                                                   {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
+    const std::vector<float> logps =
+        forward_logps(s.ctx, *model_, s.adapter,
+                      {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+                      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
     for (float logp : logps) sum -= static_cast<double>(logp);
     tokens += static_cast<int64_t>(logps.size());
   }
-  const EvalReport report{.step = s.now.step, .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)), .seconds = seconds_since(begin), .tokens = tokens};
+  const EvalReport report{.step = s.now.step,
+                          .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)),
+                          .seconds = seconds_since(begin),
+                          .tokens = tokens};
   progress_.eval(report);
   s.metrics->write(to_json(report));
   if (!s.now.have_eval) s.result.first_eval_loss = report.loss;
@@ -315,17 +344,20 @@ void Run::validate() {
 double Run::run_microbatch(int64_t index, double tokens_in_step) {
   State& s = *state_;
   const Batch batch = microbatch(index);
-  const DropoutKey dropout{.p = static_cast<float>(config_.dropout), .seed = static_cast<uint64_t>(config_.seed),
-                           .step = static_cast<uint64_t>(s.now.step), .microbatch = static_cast<uint64_t>(index)};
-  const double loss = forward_backward(
-      s.ctx, *model_, s.adapter, s.grads, {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
-      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout},
-      [&](std::span<const float> logp, std::span<float> dlogp) {
-        double sum = 0;
-        for (float value : logp) sum -= static_cast<double>(value);
-        std::fill(dlogp.begin(), dlogp.end(), static_cast<float>(-1 / tokens_in_step));
-        return sum;
-      });
+  const DropoutKey dropout{.p = static_cast<float>(config_.dropout),
+                           .seed = static_cast<uint64_t>(config_.seed),
+                           .step = static_cast<uint64_t>(s.now.step),
+                           .microbatch = static_cast<uint64_t>(index)};
+  const double loss =
+      forward_backward(s.ctx, *model_, s.adapter, s.grads,
+                       {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
+                       {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout},
+                       [&](std::span<const float> logp, std::span<float> dlogp) {
+                         double sum = 0;
+                         for (float value : logp) sum -= static_cast<double>(value);
+                         std::fill(dlogp.begin(), dlogp.end(), static_cast<float>(-1 / tokens_in_step));
+                         return sum;
+                       });
   s.loss_tokens += static_cast<int64_t>(batch.targets.size());
   s.run_tokens += batch.spans.num_tokens();
   s.now.trained_tokens += static_cast<int64_t>(batch.targets.size());
@@ -352,14 +384,23 @@ void Run::update(int64_t tokens) {
   double squares[2] = {0, 0};
   sum_of_squares(s.ctx, {.g = s.g, .result = squares});
   if (squares[1] > 0 || !std::isfinite(squares[0])) {
-    fail(fmt::format("{} numbers of the gradient are not finite (NaN or infinity); lower learning_rate", static_cast<int64_t>(squares[1])));
+    fail(fmt::format("{} numbers of the gradient are not finite (NaN or infinity); lower learning_rate",
+                     static_cast<int64_t>(squares[1])));
   }
   if (squares[0] == 0) fail("the gradient is zero, so nothing would be learned");
   s.grad_norm = std::sqrt(squares[0]);
   const double clip = config_.max_grad_norm > 0 ? std::min(1.0, config_.max_grad_norm / s.grad_norm) : 1.0;
-  adamw(s.ctx, {.p = s.p, .m = s.m, .v = s.v, .g = s.g, .grad_scale = static_cast<float>(clip), .lr = static_cast<float>(s.lr.at(s.now.step)),
-                .beta1 = static_cast<float>(config_.adam_beta1), .beta2 = static_cast<float>(config_.adam_beta2),
-                .eps = static_cast<float>(config_.adam_epsilon), .weight_decay = static_cast<float>(config_.weight_decay), .t = s.now.step + 1});
+  adamw(s.ctx, {.p = s.p,
+                .m = s.m,
+                .v = s.v,
+                .g = s.g,
+                .grad_scale = static_cast<float>(clip),
+                .lr = static_cast<float>(s.lr.at(s.now.step)),
+                .beta1 = static_cast<float>(config_.adam_beta1),
+                .beta2 = static_cast<float>(config_.adam_beta2),
+                .eps = static_cast<float>(config_.adam_epsilon),
+                .weight_decay = static_cast<float>(config_.weight_decay),
+                .t = s.now.step + 1});
   ++s.now.step;
   ++s.steps;
 }
@@ -368,16 +409,17 @@ void Run::report() {
   State& s = *state_;
   const double seconds = seconds_since(s.since);
   s.peak_anonymous = std::max(s.peak_anonymous, process_memory().anonymous_bytes);
-  const TrainReport report{.step = s.now.step,
-                           .total_steps = total_steps_,
-                           .epoch = static_cast<double>(s.now.microbatches * config_.batch_size) / static_cast<double>(train_rows_.size()),
-                           .loss = s.loss_sum / static_cast<double>(s.loss_tokens),
-                           .learning_rate = s.lr.at(s.now.step - 1),
-                           .grad_norm = s.grad_norm,
-                           .steps_per_second = static_cast<double>(s.steps) / seconds,
-                           .tokens_per_second = static_cast<double>(s.run_tokens) / seconds,
-                           .trained_tokens = s.now.trained_tokens,
-                           .peak_bytes = s.peak_anonymous};
+  const TrainReport report{
+      .step = s.now.step,
+      .total_steps = total_steps_,
+      .epoch = static_cast<double>(s.now.microbatches * config_.batch_size) / static_cast<double>(train_rows_.size()),
+      .loss = s.loss_sum / static_cast<double>(s.loss_tokens),
+      .learning_rate = s.lr.at(s.now.step - 1),
+      .grad_norm = s.grad_norm,
+      .steps_per_second = static_cast<double>(s.steps) / seconds,
+      .tokens_per_second = static_cast<double>(s.run_tokens) / seconds,
+      .trained_tokens = s.now.trained_tokens,
+      .peak_bytes = s.peak_anonymous};
   if (!std::isfinite(report.loss)) fail("the loss is not finite; lower learning_rate");
   progress_.train(report);
   s.metrics->write(to_json(report));
@@ -397,8 +439,13 @@ void Run::save() {
     s.now.best_metric = metric;
     s.now.best_step = s.now.step;
   }
-  s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_, .parameters = s.p.as<float>(), .m = s.m.as<float>(), .v = s.v.as<float>(),
-                                                                   .state = s.now, .base = config_.model, .text = text_.get()});
+  s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_,
+                                                                   .parameters = s.p.as<float>(),
+                                                                   .m = s.m.as<float>(),
+                                                                   .v = s.v.as<float>(),
+                                                                   .state = s.now,
+                                                                   .base = config_.model,
+                                                                   .text = text_.get()});
   if (best) point_best(config_.adapter_path, s.result.adapter_folder);
   prune_checkpoints(config_.adapter_path, config_.save_total_limit);
   s.saved_step = s.now.step;
@@ -409,7 +456,8 @@ void Run::save() {
 void Run::finish() {
   State& s = *state_;
   if (s.parameter_hash() == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
-  if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path)) s.result.adapter_folder = last->folder;
+  if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path))
+    s.result.adapter_folder = last->folder;
   verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, s.g, first_row(),
                        {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
   const fs::path out(config_.adapter_path);
@@ -418,10 +466,13 @@ void Run::finish() {
   s.result.arena_planned = s.arena.capacity();
   s.result.arena_used = s.arena.peak();
   const ProcessMemory memory = process_memory();
-  progress_.note(fmt::format("step arena: {} planned, {} used; process: {} planned, {} at its highest report, and {} of the mapped base resident",
-                             gib(plan_.step_bytes), gib(s.arena.peak()), gib(plan_.total_bytes()),
-                             gib(std::max(s.peak_anonymous, memory.anonymous_bytes)), gib(memory.mapped_bytes)));
-  progress_.note(fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
+  progress_.note(
+      fmt::format("step arena: {} planned, {} used; process: {} planned, {} at its highest report, and {} of the "
+                  "mapped base resident",
+                  gib(plan_.step_bytes), gib(s.arena.peak()), gib(plan_.total_bytes()),
+                  gib(std::max(s.peak_anonymous, memory.anonymous_bytes)), gib(memory.mapped_bytes)));
+  progress_.note(
+      fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
 }
 
 RunResult Run::train() {

@@ -7,15 +7,16 @@
 
 namespace sluice {
 
-void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapter, const std::string& folder, Tensor scratch, const Sample& row,
-                          const StepSettings& settings) {
+void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapter, const std::string& folder,
+                          Tensor scratch, const Sample& row, const StepSettings& settings) {
   const Batch batch = pack({&row});
   const StepBatch step{.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets};
   const std::vector<float> trained = forward_logps(ctx, model, adapter, step, settings);
   load_adapter_into(folder, model.config, adapter.layout(), scratch.as<float>());
   const std::vector<float> reloaded = forward_logps(ctx, model, Adapter(adapter.layout(), scratch), step, settings);
   check(trained == reloaded, ErrorCode::bad_file,
-        fmt::format("{}: the saved adapter gives other log-probabilities than the trained one; the disk may be damaged", folder));
+        fmt::format("{}: the saved adapter gives other log-probabilities than the trained one; the disk may be damaged",
+                    folder));
 }
 
 }  // namespace sluice

@@ -10,7 +10,7 @@ namespace sluice {
 
 // Loads the adapter from `folder` and compares the log-probabilities of one row with those of the adapter in memory. The loaded numbers
 // go into `scratch`, as large as the adapter (the gradient's memory, between steps). Throws Error(bad_file) unless they are equal to the bit.
-void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapter, const std::string& folder, Tensor scratch, const Sample& row,
-                          const StepSettings& settings);
+void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapter, const std::string& folder,
+                          Tensor scratch, const Sample& row, const StepSettings& settings);
 
 }  // namespace sluice

@@ -61,8 +61,8 @@ inline double max_difference(const std::vector<double>& a, const std::vector<dou
 }
 
 // Rounding: one unit of the output's own dtype, in the same norm.
-inline void check_close(const std::vector<double>& result, const std::vector<double>& exact, const std::vector<double>& plain,
-                        DType out_dtype) {
+inline void check_close(const std::vector<double>& result, const std::vector<double>& exact,
+                        const std::vector<double>& plain, DType out_dtype) {
   const double unit = out_dtype == DType::bf16 ? 0x1p-8 : 0x1p-22;
   const double bound_l2 = 2 * relative_l2(plain, exact) + unit;
   CHECK(relative_l2(result, exact) <= bound_l2);

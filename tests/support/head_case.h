@@ -18,7 +18,7 @@ struct HeadCase {
   DType dtype;          // of h: the operands
   WeightFormat format;  // f32, bf16 or q8_0
   float softcap = 0;
-  float spread = 2;     // of the logits, about
+  float spread = 2;  // of the logits, about
 
   std::vector<std::byte> bytes;
   Weight weight;
@@ -27,7 +27,13 @@ struct HeadCase {
 
   HeadCase(int64_t num_rows, int64_t vocab_size, int64_t hidden_size, DType operands, WeightFormat weight_format,
            float cap = 0, float logit_spread = 2)
-      : M(num_rows), V(vocab_size), C(hidden_size), dtype(operands), format(weight_format), softcap(cap), spread(logit_spread) {
+      : M(num_rows),
+        V(vocab_size),
+        C(hidden_size),
+        dtype(operands),
+        format(weight_format),
+        softcap(cap),
+        spread(logit_spread) {
     make_weight();
     h_values = random_values(static_cast<size_t>(M * C), 2, spread / std::sqrt(static_cast<float>(C)));
     std::mt19937 engine(3);
@@ -70,20 +76,23 @@ struct HeadResult {
 template <class T>
 HeadResult<T> head_reference(const HeadCase& c, bool rounded, const std::vector<float>& g = {}) {
   const std::vector<T> h(c.h_values.begin(), c.h_values.end()), upstream(g.begin(), g.end());
-  HeadResult<T> r{std::vector<T>(static_cast<size_t>(c.M)), std::vector<T>(static_cast<size_t>(c.M)), std::vector<T>(h.size())};
+  HeadResult<T> r{std::vector<T>(static_cast<size_t>(c.M)), std::vector<T>(static_cast<size_t>(c.M)),
+                  std::vector<T>(h.size())};
   const double cap = static_cast<double>(c.softcap);
-  ref::linear_cross_entropy(c.M, c.V, c.C, h.data(), c.w_values.data(), c.target_values.data(), cap, r.logp.data(), r.lse.data());
-  ref::linear_cross_entropy_backward(c.M, c.V, c.C, h.data(), c.w_values.data(), c.target_values.data(), cap, r.lse.data(),
-                                     g.empty() ? nullptr : upstream.data(), r.dh.data(), [&](T k) {
-                                       return rounded ? static_cast<T>(static_cast<float>(bf16(static_cast<float>(k)))) : k;
-                                     });
+  ref::linear_cross_entropy(c.M, c.V, c.C, h.data(), c.w_values.data(), c.target_values.data(), cap, r.logp.data(),
+                            r.lse.data());
+  ref::linear_cross_entropy_backward(
+      c.M, c.V, c.C, h.data(), c.w_values.data(), c.target_values.data(), cap, r.lse.data(),
+      g.empty() ? nullptr : upstream.data(), r.dh.data(),
+      [&](T k) { return rounded ? static_cast<T>(static_cast<float>(bf16(static_cast<float>(k)))) : k; });
   return r;
 }
 
 // Outputs of a call, filled so that an element left out is seen.
 struct HeadOutputs {
   Buffer logp, lse, dh;
-  HeadOutputs(const HeadCase& c, DType dh_dtype) : logp(DType::f32, {c.M}), lse(DType::f32, {c.M}), dh(dh_dtype, {c.M, c.C}) {
+  HeadOutputs(const HeadCase& c, DType dh_dtype)
+      : logp(DType::f32, {c.M}), lse(DType::f32, {c.M}), dh(dh_dtype, {c.M, c.C}) {
     for (const Buffer* b : {&logp, &lse, &dh}) fill(*b, NAN);
   }
 };

@@ -37,9 +37,9 @@ inline std::string read_whole_file(const std::filesystem::path& path) {
 }
 
 struct OracleTensor {
-  std::string dtype;            // as in the file: F64, F32, F16, BF16, I64, I32, U32, U8
-  std::vector<int64_t> shape;   // outermost first
-  std::vector<double> values;   // U32 and I64 beyond 2^53 do not occur
+  std::string dtype;           // as in the file: F64, F32, F16, BF16, I64, I32, U32, U8
+  std::vector<int64_t> shape;  // outermost first
+  std::vector<double> values;  // U32 and I64 beyond 2^53 do not occur
 };
 
 inline std::vector<double> decode_oracle_values(const std::string& dtype, const char* p, size_t bytes) {
@@ -89,7 +89,8 @@ inline std::map<std::string, OracleTensor> load_oracle_tensors(const std::filesy
 class Oracle {
  public:
   explicit Oracle(const std::string& folder) : path_(oracle_dir() / folder) {
-    if (std::filesystem::exists(path_ / "expected.safetensors")) tensors_ = load_oracle_tensors(path_ / "expected.safetensors");
+    if (std::filesystem::exists(path_ / "expected.safetensors"))
+      tensors_ = load_oracle_tensors(path_ / "expected.safetensors");
     if (std::filesystem::exists(path_ / "meta.json")) meta_ = Json::parse(read_whole_file(path_ / "meta.json"));
   }
 

@@ -45,15 +45,21 @@ struct OracleModel {
   std::vector<float> grads;
 
   // The quantised copies have the samples and the adapter of the folder they were made from.
-  explicit OracleModel(const std::string& name) : oracle(name), model(load_model(oracle.path().string())), samples(oracle.meta()["samples"]) {
+  explicit OracleModel(const std::string& name)
+      : oracle(name), model(load_model(oracle.path().string())), samples(oracle.meta()["samples"]) {
     std::filesystem::path folder = oracle.path() / oracle.meta().value("adapter", "adapter");
-    if (oracle.meta().contains("base_fixture")) samples = Oracle(oracle.meta()["base_fixture"].get<std::string>()).meta()["samples"];
+    if (oracle.meta().contains("base_fixture"))
+      samples = Oracle(oracle.meta()["base_fixture"].get<std::string>()).meta()["samples"];
     adapter = load_adapter(folder.string(), model->config);
     grads.assign(adapter.flat.size(), 0.0F);
   }
 
-  Adapter weights() { return {adapter.layout, {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}}; }
-  Adapter gradient() { return {adapter.layout, {.data = grads.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}}; }
+  Adapter weights() {
+    return {adapter.layout, {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}};
+  }
+  Adapter gradient() {
+    return {adapter.layout, {.data = grads.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}};
+  }
 
   OracleSample sample(const std::string& name) const {
     const auto dash = name.rfind('_');
@@ -64,7 +70,8 @@ struct OracleModel {
       for (const Json& id : pair[name.substr(dash + 1)]) s.ids.push_back(id.get<int32_t>());
       return s;
     }
-    return {.ids = samples[name]["ids"].get<std::vector<int32_t>>(), .prompt_len = samples[name].value("prompt_len", int64_t{0})};
+    return {.ids = samples[name]["ids"].get<std::vector<int32_t>>(),
+            .prompt_len = samples[name].value("prompt_len", int64_t{0})};
   }
 
   Schedule schedule(int64_t segment_size = 1, Level level = Level::input) const {
@@ -79,12 +86,14 @@ struct OracleModel {
     std::vector<int32_t> rows(s.ids.size() - 1), targets(s.ids.begin() + 1, s.ids.end());
     std::iota(rows.begin(), rows.end(), 0);
     const Schedule plan = schedule();
-    return to_double(forward_logps(ctx, *model, lora ? weights() : Adapter(), {.ids = s.ids, .spans = spans, .rows = rows, .targets = targets},
+    return to_double(forward_logps(ctx, *model, lora ? weights() : Adapter(),
+                                   {.ids = s.ids, .spans = spans, .rows = rows, .targets = targets},
                                    {.schedule = plan, .dtype = dtype}));
   }
 
   // Mean over the targets of all samples of -log p: the responses', or every token's. Fills grads. Samples are packed as roots.
-  double sft(Context& ctx, const std::vector<OracleSample>& samples, bool full, DType dtype, const Schedule& plan, DropoutKey dropout = {}) {
+  double sft(Context& ctx, const std::vector<OracleSample>& samples, bool full, DType dtype, const Schedule& plan,
+             DropoutKey dropout = {}) {
     std::vector<Spans::Piece> pieces;
     std::vector<int32_t> ids, rows, targets;
     for (const OracleSample& s : samples) {
@@ -98,8 +107,10 @@ struct OracleModel {
     }
     const Spans spans(pieces);
     std::fill(grads.begin(), grads.end(), 0.0F);
-    return forward_backward(ctx, *model, weights(), gradient(), {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
-                            {.schedule = plan, .dtype = dtype, .dropout = dropout}, [](std::span<const float> logp, std::span<float> dlogp) {
+    return forward_backward(ctx, *model, weights(), gradient(),
+                            {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
+                            {.schedule = plan, .dtype = dtype, .dropout = dropout},
+                            [](std::span<const float> logp, std::span<float> dlogp) {
                               const double n = static_cast<double>(logp.size());
                               double loss = 0;
                               for (size_t m = 0; m < logp.size(); ++m) {

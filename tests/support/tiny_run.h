@@ -43,7 +43,8 @@ inline void write_text(const fs::path& path, const std::string& text) {
 }
 
 constexpr const char* chatml_source =
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+    "'\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 // GPT-2's printable stand-ins for bytes (Radford et al. 2019, encoder.py), as UTF-8.
@@ -52,7 +53,8 @@ inline std::string byte_symbol(int byte) {
   int code = byte;
   if (!printable) {
     int before = 0;
-    for (int b = 0; b < byte; ++b) before += !((b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255));
+    for (int b = 0; b < byte; ++b)
+      before += !((b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255));
     code = 256 + before;
   }
   if (code < 0x80) return std::string(1, static_cast<char>(code));
@@ -72,16 +74,40 @@ inline void write_tiny_model(const fs::path& folder, const char* oracle = "llama
   int id = 256;
   for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
     vocabulary[name] = id;
-    added.push_back({{"id", id++}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", true}});
+    added.push_back({{"id", id++},
+                     {"content", name},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", true}});
   }
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const Json tokenizer = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr},
-                          {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
-                          {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                                     {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false}, {"vocab", vocabulary}, {"merges", Json::array()}}}};
+  const Json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const Json tokenizer = {{"version", "1.0"},
+                          {"truncation", nullptr},
+                          {"padding", nullptr},
+                          {"added_tokens", added},
+                          {"normalizer", nullptr},
+                          {"pre_tokenizer", byte_level},
+                          {"post_processor", nullptr},
+                          {"decoder", byte_level},
+                          {"model",
+                           {{"type", "BPE"},
+                            {"dropout", nullptr},
+                            {"unk_token", nullptr},
+                            {"continuing_subword_prefix", nullptr},
+                            {"end_of_word_suffix", nullptr},
+                            {"fuse_unk", false},
+                            {"byte_fallback", false},
+                            {"vocab", vocabulary},
+                            {"merges", Json::array()}}}};
   write_text(folder / "tokenizer.json", tokenizer.dump());
-  write_text(folder / "tokenizer_config.json",
-             Json({{"bos_token", "<|endoftext|>"}, {"eos_token", "<|im_end|>"}, {"pad_token", "<|im_end|>"}, {"chat_template", chatml_source}}).dump());
+  write_text(folder / "tokenizer_config.json", Json({{"bos_token", "<|endoftext|>"},
+                                                     {"eos_token", "<|im_end|>"},
+                                                     {"pad_token", "<|im_end|>"},
+                                                     {"chat_template", chatml_source}})
+                                                   .dump());
 }
 
 // Rows whose answers repeat a word of the prompt; lengths vary.
@@ -92,7 +118,9 @@ inline std::string tiny_rows(int count, int longest = 60, uint32_t seed = 5) {
     std::string word;
     const int length = 3 + static_cast<int>(engine() % static_cast<uint32_t>(longest));
     for (int c = 0; c < length; ++c) word += static_cast<char>('a' + engine() % 26);
-    rows += Json({{"prompt", "say " + word}, {"completion", word.substr(0, 3 + static_cast<size_t>(length) / 3)}}).dump() + "\n";
+    rows +=
+        Json({{"prompt", "say " + word}, {"completion", word.substr(0, 3 + static_cast<size_t>(length) / 3)}}).dump() +
+        "\n";
   }
   return rows;
 }

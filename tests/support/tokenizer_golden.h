@@ -76,11 +76,14 @@ inline void check_corpus(const std::string& name, const Tokenizer& tokenizer) {
     const std::string decoded = tokenizer.decode(encoding.ids);
     const bool same_text = text_hash == "=" ? decoded == documents[i] : fold_hash(decoded) == text_hash;
     num_bytes += documents[i].size();
-    if (encoding.ids.size() == count && fold_hash(bytes) == ids_hash && same_text && offsets_are_in_order(encoding, documents[i])) continue;
+    if (encoding.ids.size() == count && fold_hash(bytes) == ids_hash && same_text &&
+        offsets_are_in_order(encoding, documents[i]))
+      continue;
     if (++num_wrong > 3) continue;
     std::string rest;
     std::getline(fields, rest);
-    MESSAGE(name << " document " << i << ": \"" << documents[i].substr(0, 200) << "\"\n  decoded \"" << decoded.substr(0, 200) << "\"\n  got      " << encoding.ids.size() << ":"
+    MESSAGE(name << " document " << i << ": \"" << documents[i].substr(0, 200) << "\"\n  decoded \""
+                 << decoded.substr(0, 200) << "\"\n  got      " << encoding.ids.size() << ":"
                  << ids_text(encoding.ids).substr(0, 300) << "\n  expected " << count << ":" << rest.substr(0, 300));
   }
   CAPTURE(name);

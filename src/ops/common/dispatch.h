@@ -13,25 +13,25 @@
 #include "core/context.h"
 #include "ops/common/cuda_library.h"
 
-#define SLUICE_BACKENDS(function, Args)               \
-  namespace cpu_avx2 {                                \
-  void function(Context& ctx, const Args& args);      \
-  }                                                   \
-  namespace cpu_avx512 {                              \
-  void function(Context& ctx, const Args& args);      \
-  }                                                   \
-  namespace cuda {                                    \
-  void function(Context& ctx, const Args& args);      \
+#define SLUICE_BACKENDS(function, Args)          \
+  namespace cpu_avx2 {                           \
+  void function(Context& ctx, const Args& args); \
+  }                                              \
+  namespace cpu_avx512 {                         \
+  void function(Context& ctx, const Args& args); \
+  }                                              \
+  namespace cuda {                               \
+  void function(Context& ctx, const Args& args); \
   }
 
-#define SLUICE_DISPATCH(ctx, function, args)                                                             \
-  do {                                                                                                   \
-    if ((ctx).device.type == DeviceType::cuda) {                                                         \
-      static const auto entry = cuda_entry<std::decay_t<decltype(args)>>(#function);                     \
-      entry((ctx), (args));                                                                              \
-    } else if ((ctx).isa == Isa::avx512) {                                                               \
-      cpu_avx512::function((ctx), (args));                                                               \
-    } else {                                                                                             \
-      cpu_avx2::function((ctx), (args));                                                                 \
-    }                                                                                                    \
+#define SLUICE_DISPATCH(ctx, function, args)                                         \
+  do {                                                                               \
+    if ((ctx).device.type == DeviceType::cuda) {                                     \
+      static const auto entry = cuda_entry<std::decay_t<decltype(args)>>(#function); \
+      entry((ctx), (args));                                                          \
+    } else if ((ctx).isa == Isa::avx512) {                                           \
+      cpu_avx512::function((ctx), (args));                                           \
+    } else {                                                                         \
+      cpu_avx2::function((ctx), (args));                                             \
+    }                                                                                \
   } while (false)

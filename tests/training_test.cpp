@@ -1,6 +1,8 @@
 // Whole runs on a tiny model: what they write, what they refuse, and that the same seed gives the same bytes.
 #include "train/trainer.h"
 
+#include <sys/mount.h>
+
 #include <cmath>
 
 #include "io/safetensors.h"
@@ -183,11 +185,70 @@ TEST_CASE("FieldL25_finite: a loss that is not finite stops the run and keeps th
   CHECK_NOTHROW(load_adapter((out / "step-0000004").string(), model->config));
 }
 
-TEST_CASE("FieldC4_disk: a full disk is found at the start, with the bytes needed and free") {
+namespace {
+
+// A small disk of its own; nothing where mounting is not allowed.
+class SmallDisk {
+ public:
+  SmallDisk(const fs::path& path, const char* size) : path_(path) {
+    fs::create_directories(path);
+    mounted_ = mount("tmpfs", path.c_str(), "tmpfs", 0, (std::string("size=") + size).c_str()) == 0;
+    if (!mounted_) MESSAGE("SKIPPED: mounting a tmpfs is not allowed here");
+  }
+  ~SmallDisk() {
+    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
+  }
+  bool mounted() const { return mounted_; }
+
+ private:
+  fs::path path_;
+  bool mounted_ = false;
+};
+
+// Fills the disk after the first checkpoint.
+class FillsDisk : public Heard {
+ public:
+  explicit FillsDisk(fs::path disk) : disk_(std::move(disk)) {}
+  void saved(int64_t step, const std::string& folder) override {
+    Heard::saved(step, folder);
+    std::ofstream file(disk_ / "ballast", std::ios::binary);
+    const std::string block(1 << 16, 'x');
+    while (file.write(block.data(), static_cast<std::streamsize>(block.size())) && file.flush()) {
+    }
+  }
+
+ private:
+  fs::path disk_;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "FieldC4_disk: a disk that is too small is found at the start, and one that fills up later leaves the last "
+    "checkpoint whole") {
   TinyRun run;
-  run.config.rank = 16;
-  run.config.adapter_path = "/proc/self/fd";  // no space, and not writable
-  CHECK_FALSE(message_of(run.config).empty());
+  const fs::path disk = run.folder / "disk";
+  const SmallDisk small(disk, "1m");
+  if (!small.mounted()) return;
+  run.config.adapter_path = (disk / "out").string();
+  run.config.rank = 32;
+  const std::string message = message_of(run.config);
+  CHECK(message.find("free on the disk") != std::string::npos);
+  run.config.rank = 4;
+  FillsDisk heard(disk);
+  std::string failure;
+  try {
+    train(run.config, heard);
+  } catch (const Error& e) {
+    failure = e.what();
+  }
+  CAPTURE(failure);
+  CHECK(failure.find("saving a checkpoint") != std::string::npos);
+  CHECK(failure.find("free") != std::string::npos);
+  const auto found = find_checkpoint(run.config.adapter_path);
+  REQUIRE(found.has_value());
+  CHECK(found->state.step == 2);
+  CHECK_NOTHROW(load_adapter(found->folder, load_model(run.config.model)->config));
 }
 
 TEST_CASE("FieldD3_labels: rows whose answers are cut away end the run with the setting and a value that works") {

@@ -106,7 +106,7 @@ struct Guarded {
     REQUIRE(base != MAP_FAILED);
     REQUIRE(mprotect(base + mapped - page, page, PROT_NONE) == 0);
     data = base + mapped - page - bytes.size();
-    std::memcpy(data, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(data, bytes.data(), bytes.size());
   }
   ~Guarded() { munmap(base, mapped); }
   Guarded(const Guarded&) = delete;

@@ -1,4 +1,5 @@
-// The head against the oracle's linear_ce cases: float64 truth, plain and quantised weights, with and without a soft cap.
+// The head against the oracle's linear_ce cases: float64 truth, plain and quantised weights, with and without a soft
+// cap.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -41,7 +42,11 @@ struct OracleCase {
   Weight weight;
 
   OracleCase(const Json& c, const Oracle& oracle)
-      : id(c.at("id")), M(c.at("M")), V(c.at("V")), C(c.at("H")), softcap(c.at("softcap").is_null() ? 0.0F : c.at("softcap").get<float>()),
+      : id(c.at("id")),
+        M(c.at("M")),
+        V(c.at("V")),
+        C(c.at("H")),
+        softcap(c.at("softcap").is_null() ? 0.0F : c.at("softcap").get<float>()),
         max_abs_logit(c.at("max_abs_logit")) {
     const Json& seeds = c.at("seeds");
     h = uniform(seeds.at("h"), M * C, c.at("hmul"));
@@ -61,9 +66,11 @@ struct OracleCase {
       codes.push_back(static_cast<uint32_t>(splitmix64(seeds.at("W"), static_cast<uint64_t>(i)) >> 32));
     }
     for (int64_t i = 0; i < V * C / weight.group_size; ++i) {
-      const uint64_t s = splitmix64(seeds.at("scales"), static_cast<uint64_t>(i)), b = splitmix64(seeds.at("biases"), static_cast<uint64_t>(i));
+      const uint64_t s = splitmix64(seeds.at("scales"), static_cast<uint64_t>(i)),
+                     b = splitmix64(seeds.at("biases"), static_cast<uint64_t>(i));
       const double sign = (s >> 57 & 1) != 0 ? -1 : 1;
-      scales.push_back(static_cast<float>(sign * (static_cast<double>(s >> 58) + 1) * std::ldexp(1.0, c.at("scale_exp"))));
+      scales.push_back(
+          static_cast<float>(sign * (static_cast<double>(s >> 58) + 1) * std::ldexp(1.0, c.at("scale_exp"))));
       biases.push_back(static_cast<float>((static_cast<double>(b >> 58) - 32) * std::ldexp(1.0, c.at("bias_exp"))));
     }
     weight.data = reinterpret_cast<const std::byte*>(codes.data());
@@ -76,7 +83,8 @@ struct OracleCase {
 };
 
 // oracle/README.md: 1e-5, relative to max(1, |logit|); gradients by their norm.
-void check_against(const OracleCase& c, const Oracle& oracle, const Tensor& logp, const Tensor& lse, const std::vector<double>& dh) {
+void check_against(const OracleCase& c, const Oracle& oracle, const Tensor& logp, const Tensor& lse,
+                   const std::vector<double>& dh) {
   const double tolerance = 1e-5 * std::max(1.0, c.max_abs_logit);
   CHECK(max_difference(to_double(logp), oracle.values(c.id + "/logp")) <= tolerance);
   CHECK(max_difference(to_double(lse), oracle.values(c.id + "/lse")) <= tolerance);
@@ -85,29 +93,43 @@ void check_against(const OracleCase& c, const Oracle& oracle, const Tensor& logp
 
 }  // namespace
 
-TEST_CASE("linear_cross_entropy: both schedules agree with the oracle, plain and quantised, with and without a soft cap") {
+TEST_CASE(
+    "linear_cross_entropy: both schedules agree with the oracle, plain and quantised, with and without a soft cap") {
   const Oracle oracle("linear_ce");
   const Json cases = oracle.json("cases.json").at("cases");
   REQUIRE(cases.size() == 15);
-  for (const Json& description : cases) for (Isa isa : built_isas()) {
-    OracleCase c(description, oracle);
-    CAPTURE(c.id);
-    const Shape rows{c.M}, matrix{c.M, c.C};
-    const Buffer h(DType::f32, matrix, c.h), g(DType::f32, rows, c.g);
-    const Buffer logp(DType::f32, rows), lse(DType::f32, rows), dh(DType::f32, matrix);
-    TestContext ctx(isa, 2, 16 << 20);
+  for (const Json& description : cases)
+    for (Isa isa : built_isas()) {
+      OracleCase c(description, oracle);
+      CAPTURE(c.id);
+      const Shape rows{c.M}, matrix{c.M, c.C};
+      const Buffer h(DType::f32, matrix, c.h), g(DType::f32, rows, c.g);
+      const Buffer logp(DType::f32, rows), lse(DType::f32, rows), dh(DType::f32, matrix);
+      TestContext ctx(isa, 2, 16 << 20);
 
-    linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = h, .targets = c.target_tensor(), .softcap = c.softcap,
-                                       .rows_per_chunk = 8, .logp = logp, .lse = lse, .dh = dh});
-    std::vector<double> scaled = to_double(dh);
-    for (size_t i = 0; i < scaled.size(); ++i) scaled[i] *= static_cast<double>(c.g[i / static_cast<size_t>(c.C)]);
-    check_against(c, oracle, logp, lse, scaled);
+      linear_cross_entropy_by_rows(ctx, {.weight = c.weight,
+                                         .h = h,
+                                         .targets = c.target_tensor(),
+                                         .softcap = c.softcap,
+                                         .rows_per_chunk = 8,
+                                         .logp = logp,
+                                         .lse = lse,
+                                         .dh = dh});
+      std::vector<double> scaled = to_double(dh);
+      for (size_t i = 0; i < scaled.size(); ++i) scaled[i] *= static_cast<double>(c.g[i / static_cast<size_t>(c.C)]);
+      check_against(c, oracle, logp, lse, scaled);
 
-    for (const Buffer* out : {&logp, &lse, &dh}) fill(*out, NAN);
-    linear_cross_entropy_by_blocks(ctx, {.weight = c.weight, .h = h, .targets = c.target_tensor(), .softcap = c.softcap,
-                                         .logp = logp, .lse = lse});
-    linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight, .h = h, .targets = c.target_tensor(), .softcap = c.softcap,
-                                                  .lse = lse, .g = g, .dh = dh});
-    check_against(c, oracle, logp, lse, to_double(dh));
-  }
+      for (const Buffer* out : {&logp, &lse, &dh}) fill(*out, NAN);
+      linear_cross_entropy_by_blocks(
+          ctx,
+          {.weight = c.weight, .h = h, .targets = c.target_tensor(), .softcap = c.softcap, .logp = logp, .lse = lse});
+      linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,
+                                                    .h = h,
+                                                    .targets = c.target_tensor(),
+                                                    .softcap = c.softcap,
+                                                    .lse = lse,
+                                                    .g = g,
+                                                    .dh = dh});
+      check_against(c, oracle, logp, lse, to_double(dh));
+    }
 }

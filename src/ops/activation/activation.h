@@ -2,7 +2,8 @@
 //
 //   silu(z) = z / (1 + exp(-z))           gelu_tanh(z) = z/2 (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3)))
 //
-// Shazeer 2020, arXiv:2002.05202, eq. 5-6. Backward: docs/math/activation.md. One dtype, f32 or bf16; float32 inside. Deterministic.
+// Shazeer 2020, arXiv:2002.05202, eq. 5-6. Backward: docs/math/activation.md. One dtype, f32 or bf16; float32 inside.
+// Deterministic.
 #pragma once
 
 #include "core/tensor.h"

@@ -1,4 +1,5 @@
-// Both activations are z * sigmoid(k(z)): k = z for silu; and since (1 + tanh u) / 2 = sigmoid(2 u), k = 2 u for gelu_tanh.
+// Both activations are z * sigmoid(k(z)): k = z for silu; and since (1 + tanh u) / 2 = sigmoid(2 u), k = 2 u for
+// gelu_tanh.
 #include <algorithm>
 
 #include "ops/activation/activation.h"
@@ -43,9 +44,8 @@ SLUICE_INLINE Pair backward_lanes(F32 a, F32 b, F32 dy) {
 template <class F>
 void for_ranges(Context& ctx, int64_t count, F range) {
   constexpr int64_t per_item = 8192;
-  ctx.pool.parallel_for((count + per_item - 1) / per_item, [&](int64_t item, int) {
-    range(item * per_item, std::min(count, (item + 1) * per_item));
-  });
+  ctx.pool.parallel_for((count + per_item - 1) / per_item,
+                        [&](int64_t item, int) { range(item * per_item, std::min(count, (item + 1) * per_item)); });
 }
 
 template <class T, Activation activation>
@@ -71,7 +71,8 @@ void backward(Context& ctx, const GatedBackward& args) {
       if (db != nullptr) store(db + i, g.db);
     }
     if (const int64_t rest = end - i; rest > 0) {
-      const Pair g = backward_lanes<activation>(load_part(a + i, rest), load_part(b + i, rest), load_part(dy + i, rest));
+      const Pair g =
+          backward_lanes<activation>(load_part(a + i, rest), load_part(b + i, rest), load_part(dy + i, rest));
       store_part(da + i, g.da, rest);
       if (db != nullptr) store_part(db + i, g.db, rest);
     }

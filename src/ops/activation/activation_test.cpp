@@ -20,7 +20,9 @@ constexpr Activation activations[] = {Activation::silu, Activation::gelu_tanh};
 struct Values {
   std::vector<float> a, b, dy;
   explicit Values(int64_t count)
-      : a(random_values(static_cast<size_t>(count), 1, 4)), b(random_values(a.size(), 2)), dy(random_values(a.size(), 3)) {}
+      : a(random_values(static_cast<size_t>(count), 1, 4)),
+        b(random_values(a.size(), 2)),
+        dy(random_values(a.size(), 3)) {}
 };
 
 template <class T>
@@ -60,24 +62,26 @@ TEST_CASE("gated_backward: the reference agrees with the complex step") {
 }
 
 TEST_CASE("gated: each backend is as close to f64 as plain loops in its precision") {
-  for (Isa isa : built_isas()) for (Activation activation : activations) for (DType dtype : {DType::f32, DType::bf16}) {
-    for (int64_t F : {1, 7, 64, 1001}) {
-      CAPTURE(F);
-      const Shape shape{19, F};
-      const Values v(shape.numel());
-      Buffer a(dtype, shape, v.a), b(dtype, shape, v.b), dy(dtype, shape, v.dy);
-      Buffer y(dtype, shape), da(dtype, shape), db(dtype, shape);
-      for (const Buffer* out : {&y, &da, &db}) fill(*out, NAN);
-      TestContext ctx(isa, 2, 1 << 16);
-      gated_forward(ctx, {.activation = activation, .a = a, .b = b, .y = y});
-      gated_backward(ctx, {.activation = activation, .a = a, .b = b, .dy = dy, .da = da, .db = db});
-      const auto exact = reference<double>(activation, v);
-      const auto plain = reference<float>(activation, v);
-      check_close(to_double(y), exact.y, to_double(Buffer(dtype, shape, plain.y)), dtype);
-      check_close(to_double(da), exact.da, to_double(Buffer(dtype, shape, plain.da)), dtype);
-      check_close(to_double(db), exact.db, to_double(Buffer(dtype, shape, plain.db)), dtype);
-    }
-  }
+  for (Isa isa : built_isas())
+    for (Activation activation : activations)
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        for (int64_t F : {1, 7, 64, 1001}) {
+          CAPTURE(F);
+          const Shape shape{19, F};
+          const Values v(shape.numel());
+          Buffer a(dtype, shape, v.a), b(dtype, shape, v.b), dy(dtype, shape, v.dy);
+          Buffer y(dtype, shape), da(dtype, shape), db(dtype, shape);
+          for (const Buffer* out : {&y, &da, &db}) fill(*out, NAN);
+          TestContext ctx(isa, 2, 1 << 16);
+          gated_forward(ctx, {.activation = activation, .a = a, .b = b, .y = y});
+          gated_backward(ctx, {.activation = activation, .a = a, .b = b, .dy = dy, .da = da, .db = db});
+          const auto exact = reference<double>(activation, v);
+          const auto plain = reference<float>(activation, v);
+          check_close(to_double(y), exact.y, to_double(Buffer(dtype, shape, plain.y)), dtype);
+          check_close(to_double(da), exact.da, to_double(Buffer(dtype, shape, plain.da)), dtype);
+          check_close(to_double(db), exact.db, to_double(Buffer(dtype, shape, plain.db)), dtype);
+        }
+      }
 }
 
 TEST_CASE("gated: in place gives the bytes of out of place, with 1 and 2 threads") {
@@ -87,49 +91,52 @@ TEST_CASE("gated: in place gives the bytes of out of place, with 1 and 2 threads
     const auto* p = static_cast<const std::byte*>(b.tensor.data);
     return std::vector<std::byte>(p, p + b.tensor.size_bytes());
   };
-  for (Isa isa : built_isas()) for (Activation activation : activations) for (DType dtype : {DType::f32, DType::bf16}) {
-    Buffer a(dtype, shape, v.a), b(dtype, shape, v.b), dy(dtype, shape, v.dy);
-    Buffer y(dtype, shape), da(dtype, shape), db(dtype, shape);
-    TestContext one(isa, 1, 1 << 16), two(isa, 2, 1 << 16);
-    gated_forward(one, {.activation = activation, .a = a, .b = b, .y = y});
-    gated_backward(one, {.activation = activation, .a = a, .b = b, .dy = dy, .da = da, .db = db});
-    {
-      Buffer a2(dtype, shape, v.a), b2(dtype, shape, v.b);
-      gated_forward(two, {.activation = activation, .a = a2, .b = b, .y = a2});
-      gated_forward(two, {.activation = activation, .a = a, .b = b2, .y = b2});
-      CHECK(bytes(a2) == bytes(y));
-      CHECK(bytes(b2) == bytes(y));
-    }
-    {
-      Buffer a2(dtype, shape, v.a), b2(dtype, shape, v.b), dy2(dtype, shape, v.dy);
-      gated_backward(two, {.activation = activation, .a = a2, .b = b2, .dy = dy2, .da = a2, .db = b2});
-      CHECK(bytes(a2) == bytes(da));
-      CHECK(bytes(b2) == bytes(db));
-      gated_backward(two, {.activation = activation, .a = a, .b = b, .dy = dy2, .da = dy2, .db = {}});
-      CHECK(bytes(dy2) == bytes(da));
-    }
-    {
-      Buffer dy2(dtype, shape, v.dy), da2(dtype, shape);
-      gated_backward(two, {.activation = activation, .a = a, .b = b, .dy = dy2, .da = da2, .db = dy2});
-      CHECK(bytes(dy2) == bytes(db));
-      CHECK(bytes(da2) == bytes(da));
-    }
-  }
+  for (Isa isa : built_isas())
+    for (Activation activation : activations)
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        Buffer a(dtype, shape, v.a), b(dtype, shape, v.b), dy(dtype, shape, v.dy);
+        Buffer y(dtype, shape), da(dtype, shape), db(dtype, shape);
+        TestContext one(isa, 1, 1 << 16), two(isa, 2, 1 << 16);
+        gated_forward(one, {.activation = activation, .a = a, .b = b, .y = y});
+        gated_backward(one, {.activation = activation, .a = a, .b = b, .dy = dy, .da = da, .db = db});
+        {
+          Buffer a2(dtype, shape, v.a), b2(dtype, shape, v.b);
+          gated_forward(two, {.activation = activation, .a = a2, .b = b, .y = a2});
+          gated_forward(two, {.activation = activation, .a = a, .b = b2, .y = b2});
+          CHECK(bytes(a2) == bytes(y));
+          CHECK(bytes(b2) == bytes(y));
+        }
+        {
+          Buffer a2(dtype, shape, v.a), b2(dtype, shape, v.b), dy2(dtype, shape, v.dy);
+          gated_backward(two, {.activation = activation, .a = a2, .b = b2, .dy = dy2, .da = a2, .db = b2});
+          CHECK(bytes(a2) == bytes(da));
+          CHECK(bytes(b2) == bytes(db));
+          gated_backward(two, {.activation = activation, .a = a, .b = b, .dy = dy2, .da = dy2, .db = {}});
+          CHECK(bytes(dy2) == bytes(da));
+        }
+        {
+          Buffer dy2(dtype, shape, v.dy), da2(dtype, shape);
+          gated_backward(two, {.activation = activation, .a = a, .b = b, .dy = dy2, .da = da2, .db = dy2});
+          CHECK(bytes(dy2) == bytes(db));
+          CHECK(bytes(da2) == bytes(da));
+        }
+      }
 }
 
 TEST_CASE("gated: large inputs give the limits, not NaN") {
   const std::vector<float> a = {-1e30F, -1e4F, -88, 0, 88, 1e4F, 1e30F}, ones(7, 1.0F);
-  for (Isa isa : built_isas()) for (Activation activation : activations) {
-    TestContext ctx(isa, 2, 1 << 16);
-    Buffer at(DType::f32, {1, 7}, a), one(DType::f32, {1, 7}, ones), y(DType::f32, {1, 7}), da(DType::f32, {1, 7});
-    gated_forward(ctx, {.activation = activation, .a = at, .b = one, .y = y});
-    gated_backward(ctx, {.activation = activation, .a = at, .b = one, .dy = one, .da = da, .db = {}});
-    for (size_t i = 0; i < a.size(); ++i) {
-      CAPTURE(a[i]);
-      CHECK(y.tensor.as<float>()[i] == doctest::Approx(std::max(a[i], 0.0F)));
-      CHECK(da.tensor.as<float>()[i] == doctest::Approx(a[i] > 0 ? 1.0 : a[i] < 0 ? 0.0 : 0.5));
+  for (Isa isa : built_isas())
+    for (Activation activation : activations) {
+      TestContext ctx(isa, 2, 1 << 16);
+      Buffer at(DType::f32, {1, 7}, a), one(DType::f32, {1, 7}, ones), y(DType::f32, {1, 7}), da(DType::f32, {1, 7});
+      gated_forward(ctx, {.activation = activation, .a = at, .b = one, .y = y});
+      gated_backward(ctx, {.activation = activation, .a = at, .b = one, .dy = one, .da = da, .db = {}});
+      for (size_t i = 0; i < a.size(); ++i) {
+        CAPTURE(a[i]);
+        CHECK(y.tensor.as<float>()[i] == doctest::Approx(std::max(a[i], 0.0F)));
+        CHECK(da.tensor.as<float>()[i] == doctest::Approx(a[i] > 0 ? 1.0 : a[i] < 0 ? 0.0 : 0.5));
+      }
     }
-  }
 }
 
 TEST_CASE("gated: shapes, dtypes and aliases that do not fit are refused") {

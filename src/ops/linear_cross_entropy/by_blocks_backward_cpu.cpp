@@ -1,7 +1,8 @@
-// By blocks, backward: the logits of a block are recomputed, turned into coefficients with the known lse and g, and multiplied with
-// the block of the weight. An item of work is a few rows; within it the units of the vocabulary follow in order, so each row's sums
-// have one order. A unit in which all coefficients of a row are below `skip_below` counts as zero for that row, whatever
-// the other rows of the item do; its product is left out when no row of the item needs it.
+// By blocks, backward: the logits of a block are recomputed, turned into coefficients with the known lse and g, and
+// multiplied with the block of the weight. An item of work is a few rows; within it the units of the vocabulary follow
+// in order, so each row's sums have one order. A unit in which all coefficients of a row are below `skip_below` counts
+// as zero for that row, whatever the other rows of the item do; its product is left out when no row of the item needs
+// it.
 #include <immintrin.h>
 
 #include <cmath>
@@ -23,7 +24,8 @@ struct Mass {
   double all = 0, dropped = 0;
 };
 
-// Coefficients g (onehot - p) dl/dz of one unit from its logits z, rounded to T; returns the sum and the maximum of their magnitudes.
+// Coefficients g (onehot - p) dl/dz of one unit from its logits z, rounded to T; returns the sum and the maximum of
+// their magnitudes.
 struct Magnitude {
   float sum, max;
 };
@@ -113,7 +115,8 @@ ByBlocksBackward<T>::ByBlocksBackward(Context& ctx, const LinearCrossEntropyByBl
 template <class T>
 int64_t ByBlocksBackward<T>::product_scratch_bytes() const {
   int64_t bytes = 0;
-  for (int64_t rows : {at_most(rows_per_item_, rows_), capacity_ % rows_per_item_, rows_ % rows_per_chunk % rows_per_item_}) {
+  for (int64_t rows :
+       {at_most(rows_per_item_, rows_), capacity_ % rows_per_item_, rows_ % rows_per_chunk % rows_per_item_}) {
     for (int64_t columns : {at_most(unit_columns, panels_.V), panels_.V - (panels_.units() - 1) * unit_columns}) {
       bytes = at_least(bytes, gemm_scratch_bytes(ctx_, forward_product(nullptr, columns, 0, rows, nullptr)));
       bytes = at_least(bytes, gemm_scratch_bytes(ctx_, backward_product(nullptr, columns, rows, nullptr, nullptr)));
@@ -131,7 +134,8 @@ void ByBlocksBackward<T>::dequantize_part(int64_t panel, int64_t item) {
 
 // The coefficients of row n for the unit that begins at column v; false when the row skips the unit.
 template <class T>
-bool ByBlocksBackward<T>::prepare_unit(int64_t n, int64_t v, int64_t columns, float* z, T* coefficients, Mass& mass) const {
+bool ByBlocksBackward<T>::prepare_unit(int64_t n, int64_t v, int64_t columns, float* z, T* coefficients,
+                                       Mass& mass) const {
   const int64_t target = args_.targets.as<int32_t>()[n] - v;
   const Magnitude m = make_coefficients(z, columns, args_.softcap, args_.lse.as<float>()[n], args_.g.as<float>()[n],
                                         target >= 0 && target < columns ? target : -1, coefficients);
@@ -158,7 +162,9 @@ void ByBlocksBackward<T>::add_panel(int64_t begin, int64_t rows, int64_t panel, 
       needed |= prepare_unit(begin + first + row, panels_.begin(panel) + u, columns, z + row * columns,
                              coefficients + row * columns, mass_[first + row]);
     }
-    if (needed) gemm_on_this_thread(ctx_, backward_product(unit, columns, count, coefficients, dh_ + first * panels_.C), products);
+    if (needed)
+      gemm_on_this_thread(ctx_, backward_product(unit, columns, count, coefficients, dh_ + first * panels_.C),
+                          products);
   }
 }
 
@@ -170,7 +176,9 @@ void ByBlocksBackward<T>::run_chunk(int64_t begin, int64_t rows) {
   for (int64_t p = -1; p < panels_.count; ++p) {  // panel p is multiplied while p + 1 is dequantised
     const int64_t next = p + 1, num_rows = p >= 0 ? num_items : 0;
     const int64_t num_dequantize =
-        next < panels_.count && !in_place_ ? (panels_.columns(next) + rows_per_dequantize_item - 1) / rows_per_dequantize_item : 0;
+        next < panels_.count && !in_place_
+            ? (panels_.columns(next) + rows_per_dequantize_item - 1) / rows_per_dequantize_item
+            : 0;
     ctx_.pool.parallel_for(num_rows + num_dequantize, [&](int64_t i, int worker) {
       if (i < num_rows) add_panel(begin, rows, p, i * rows_per_item_, worker);
       else dequantize_part(next, i - num_rows);
@@ -185,7 +193,8 @@ void ByBlocksBackward<T>::run_chunk(int64_t begin, int64_t rows) {
 
 template <class T>
 void ByBlocksBackward<T>::run() {
-  for (int64_t begin = 0; begin < rows_; begin += rows_per_chunk) run_chunk(begin, at_most(rows_per_chunk, rows_ - begin));
+  for (int64_t begin = 0; begin < rows_; begin += rows_per_chunk)
+    run_chunk(begin, at_most(rows_per_chunk, rows_ - begin));
   if (!args_.dropped.empty()) {
     args_.dropped.as<float>()[0] = total_.all > 0 ? static_cast<float>(total_.dropped / total_.all) : 0.0F;
   }

@@ -1,5 +1,6 @@
-// By rows. A chunk of rows keeps its exponentials for the whole vocabulary; the gradient follows once lse is known. The backward
-// of a chunk runs in one walk over the panels with the forward of the next, so that a panel is dequantised once for both:
+// By rows. A chunk of rows keeps its exponentials for the whole vocabulary; the gradient follows once lse is known. The
+// backward of a chunk runs in one walk over the panels with the forward of the next, so that a panel is dequantised
+// once for both:
 //
 //   round r:   prepare panel r       dequantise it; coefficients of the previous chunk from its exponentials
 //              backward panel r - 1  dh += coefficients x panel              (previous chunk)
@@ -66,9 +67,9 @@ class ByRows {
   const Panels panels_;
   const int64_t rows_, capacity_, stride_;
   const bool in_place_;
-  Kept* kept_;      // [capacity, stride], of unit_sum
-  UnitSums sums_;   // of `capacity` rows
-  float* dh_;       // [capacity, C]
+  Kept* kept_;        // [capacity, stride], of unit_sum
+  UnitSums sums_;     // of `capacity` rows
+  float* dh_;         // [capacity, C]
   float* at_target_;  // [capacity]: coefficients of the targets
   T* coefficients_[coefficient_buffers] = {};
   T* panel_[panel_buffers] = {};
@@ -90,9 +91,11 @@ ByRows<T>::ByRows(Context& ctx, const LinearCrossEntropyByRows& args)
   sums_ = make_unit_sums(arena, capacity_, panels_);
   dh_ = arena.array<float>(capacity_ * panels_.C);
   at_target_ = arena.array<float>(capacity_);
-  for (int64_t b = 0; b < at_most(coefficient_buffers, panels_.count); ++b) coefficients_[b] = arena.array<T>(capacity_ * panels_.width);
+  for (int64_t b = 0; b < at_most(coefficient_buffers, panels_.count); ++b)
+    coefficients_[b] = arena.array<T>(capacity_ * panels_.width);
   if (!in_place_) {
-    for (int64_t b = 0; b < at_most(panel_buffers, panels_.count); ++b) panel_[b] = arena.array<T>(panels_.width * panels_.C);
+    for (int64_t b = 0; b < at_most(panel_buffers, panels_.count); ++b)
+      panel_[b] = arena.array<T>(panels_.width * panels_.C);
   }
   z_bytes_ = at_most(rows_per_tile, capacity_) * at_most(columns_per_tile, panels_.width) * 4;
   product_bytes_ = round_up(product_scratch_bytes(), Arena::alignment);
@@ -110,7 +113,8 @@ template <class T>
 Grid ByRows<T>::backward_grid(const Chunk& chunk) const {
   const int64_t threads = ctx_.pool.num_threads();
   const int64_t row_step = at_most(at_least(round_up((chunk.rows + threads - 1) / threads, 32), 64), 256);
-  const int64_t row_tiles = at_least(1, (chunk.rows + row_step - 1) / row_step), parts = (threads + row_tiles - 1) / row_tiles;
+  const int64_t row_tiles = at_least(1, (chunk.rows + row_step - 1) / row_step),
+                parts = (threads + row_tiles - 1) / row_tiles;
   return {chunk.rows, row_step, panels_.C, at_least(round_up((panels_.C + parts - 1) / parts, 32), 128)};
 }
 template <class T>
@@ -121,8 +125,9 @@ Grid ByRows<T>::forward_grid(const Chunk& chunk, int64_t panel) const {
 template <class T>
 Gemm ByRows<T>::backward_product(int64_t panel, const Tile& t) const {
   const int64_t columns = panels_.columns(panel);
-  return gradient_product(t.rows, t.cols, columns, panels_.C, coefficients(panel) + t.row * columns, weight_rows(panel) + t.col,
-                          dh_ + t.row * panels_.C + t.col, panel == 0 ? Write::set : Write::add);
+  return gradient_product(t.rows, t.cols, columns, panels_.C, coefficients(panel) + t.row * columns,
+                          weight_rows(panel) + t.col, dh_ + t.row * panels_.C + t.col,
+                          panel == 0 ? Write::set : Write::add);
 }
 template <class T>
 Gemm ByRows<T>::forward_product(const Chunk& chunk, int64_t panel, const Tile& t, float* z) const {
@@ -130,8 +135,8 @@ Gemm ByRows<T>::forward_product(const Chunk& chunk, int64_t panel, const Tile& t
                         weight_rows(panel) + t.col * panels_.C, z);
 }
 
-// The most that any product of this call needs: all chunks but the last are alike, and so are all panels between the first and the
-// last.
+// The most that any product of this call needs: all chunks but the last are alike, and so are all panels between the
+// first and the last.
 template <class T>
 int64_t ByRows<T>::product_scratch_bytes() const {
   int64_t bytes = 0;
@@ -139,8 +144,10 @@ int64_t ByRows<T>::product_scratch_bytes() const {
   for (const Chunk& c : {chunk(0), chunk(chunks - 1)}) {
     for (int64_t p : {int64_t{0}, at_most(1, panels_.count - 1), panels_.count - 1}) {
       const Grid backward = backward_grid(c), forward = forward_grid(c, p);
-      for (int64_t t = 0; t < backward.count(); ++t) bytes = at_least(bytes, gemm_scratch_bytes(ctx_, backward_product(p, backward.at(t))));
-      for (int64_t t = 0; t < forward.count(); ++t) bytes = at_least(bytes, gemm_scratch_bytes(ctx_, forward_product(c, p, forward.at(t), nullptr)));
+      for (int64_t t = 0; t < backward.count(); ++t)
+        bytes = at_least(bytes, gemm_scratch_bytes(ctx_, backward_product(p, backward.at(t))));
+      for (int64_t t = 0; t < forward.count(); ++t)
+        bytes = at_least(bytes, gemm_scratch_bytes(ctx_, forward_product(c, p, forward.at(t), nullptr)));
     }
   }
   return bytes;
@@ -150,7 +157,8 @@ template <class T>
 void ByRows<T>::dequantize_part(int64_t panel, int64_t item) {
   const int64_t first = item * rows_per_dequantize_item;
   const int64_t count = at_most(rows_per_dequantize_item, panels_.columns(panel) - first);
-  dequantize_rows(ctx_, args_.weight, panels_.begin(panel) + first, count, panel_[panel % panel_buffers] + first * panels_.C);
+  dequantize_rows(ctx_, args_.weight, panels_.begin(panel) + first, count,
+                  panel_[panel % panel_buffers] + first * panels_.C);
 }
 
 // One row's coefficients (onehot - p) dl/dz of a panel, rounded to T.
@@ -191,7 +199,8 @@ void ByRows<T>::round(int64_t r, const Chunk& previous, const Chunk& next) {
   const Grid nothing{0, 1, 0, 1};
   const Grid backward = is_panel(r - 1) ? backward_grid(previous) : nothing;
   const Grid forward = is_panel(r - 2) ? forward_grid(next, r - 2) : nothing;
-  const Grid dequantize = is_panel(r) && !in_place_ ? Grid{panels_.columns(r), rows_per_dequantize_item, 1, 1} : nothing;
+  const Grid dequantize =
+      is_panel(r) && !in_place_ ? Grid{panels_.columns(r), rows_per_dequantize_item, 1, 1} : nothing;
   const Grid coefficients = is_panel(r) ? Grid{previous.rows, rows_per_coefficient_item, 1, 1} : nothing;
   const int64_t items = backward.count() + forward.count() + dequantize.count() + coefficients.count();
   ctx_.pool.parallel_for(items, [&](int64_t i, int worker) {
@@ -235,8 +244,12 @@ void by_rows(Context& ctx, const LinearCrossEntropyByRows& args) {
 
 void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& args) {
   if (args.dh.empty()) {
-    log_probabilities(ctx, {.weight = args.weight, .h = args.h, .targets = args.targets, .softcap = args.softcap,
-                            .logp = args.logp, .lse = args.lse});
+    log_probabilities(ctx, {.weight = args.weight,
+                            .h = args.h,
+                            .targets = args.targets,
+                            .softcap = args.softcap,
+                            .logp = args.logp,
+                            .lse = args.lse});
   } else if (args.h.shape[0] > 0) {
     if (args.h.dtype == DType::bf16) by_rows<bf16>(ctx, args);
     else by_rows<float>(ctx, args);

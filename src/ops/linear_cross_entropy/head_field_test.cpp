@@ -26,21 +26,29 @@ Skipped backward(Context& ctx, HeadCase& c, const Buffer& h, const Buffer& lse, 
   const Buffer dh(DType::f32, {c.M, c.C}), dropped(DType::f32, {1});
   fill(dh, NAN);
   fill(dropped, NAN);
-  linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .softcap = c.softcap,
-                                                .lse = lse, .g = g, .skip_below = skip_below,
-                                                .dropped = skip_below > 0 ? dropped.tensor : Tensor{}, .dh = dh});
+  linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,
+                                                .h = h,
+                                                .targets = c.targets(),
+                                                .softcap = c.softcap,
+                                                .lse = lse,
+                                                .g = g,
+                                                .skip_below = skip_below,
+                                                .dropped = skip_below > 0 ? dropped.tensor : Tensor{},
+                                                .dh = dh});
   return {to_double(dh), skip_below > 0 ? to_double(dropped)[0] : 0.0};
 }
 
-// Exact and with skipping: the error stays within what the dropped mass allows, sum_m |d dh[m]| <= dropped * sum |coefficients| * max |W[v]|,
-// where a row's coefficients sum to at most 2 |g|.
+// Exact and with skipping: the error stays within what the dropped mass allows, sum_m |d dh[m]| <= dropped * sum
+// |coefficients| * max |W[v]|, where a row's coefficients sum to at most 2 |g|.
 void check_skipping(int64_t M, int64_t V, float spread) {
   CAPTURE(V);
   HeadCase c(M, V, 64, DType::f32, WeightFormat::bf16, 0, spread);
-  const Buffer h(DType::f32, {M, c.C}, c.h_values), g(DType::f32, {M}, std::vector<float>(static_cast<size_t>(M), 1.0F));
+  const Buffer h(DType::f32, {M, c.C}, c.h_values),
+      g(DType::f32, {M}, std::vector<float>(static_cast<size_t>(M), 1.0F));
   const Buffer logp(DType::f32, {M}), lse(DType::f32, {M}), by_rows(DType::f32, {M, c.C});
   TestContext ctx(detect_isa(), 2, 160 << 20);
-  linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .logp = logp, .lse = lse, .dh = by_rows});
+  linear_cross_entropy_by_rows(
+      ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .logp = logp, .lse = lse, .dh = by_rows});
   const Skipped exact = backward(ctx, c, h, lse, g, 0);
   CHECK(relative_l2(exact.dh, to_double(by_rows)) < 1e-5);
   double largest_row = 0;
@@ -67,7 +75,8 @@ void check_skipping(int64_t M, int64_t V, float spread) {
 
 }  // namespace
 
-TEST_CASE("FieldL11_head_skip: nothing is skipped unless asked, and the dropped mass is reported and bounds the error") {
+TEST_CASE(
+    "FieldL11_head_skip: nothing is skipped unless asked, and the dropped mass is reported and bounds the error") {
   check_skipping(200, 32, 4);
   check_skipping(200, 1000, 4);
   check_skipping(130, 1000, 30);
@@ -87,12 +96,20 @@ TEST_CASE("FieldL12_no_targets: a batch without a target gives nothing, without 
     TestContext ctx(isa, 2, 1 << 20);
     const Buffer h(DType::f32, {0, 32}), none(DType::f32, {0}), logits(DType::f32, {0, 100}), dropped(DType::f32, {1});
     const Tensor targets{c.target_values.data(), DType::i32, {0}};
-    linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = h, .targets = targets, .logp = none, .lse = none, .dh = h});
-    linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = h, .targets = targets, .logp = none, .lse = none, .dh = {}});
+    linear_cross_entropy_by_rows(ctx,
+                                 {.weight = c.weight, .h = h, .targets = targets, .logp = none, .lse = none, .dh = h});
+    linear_cross_entropy_by_rows(ctx,
+                                 {.weight = c.weight, .h = h, .targets = targets, .logp = none, .lse = none, .dh = {}});
     linear_cross_entropy_by_blocks(ctx, {.weight = c.weight, .h = h, .targets = targets, .logp = none, .lse = none});
     fill(dropped, NAN);
-    linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight, .h = h, .targets = targets, .lse = none, .g = none,
-                                                  .skip_below = 0.1F, .dropped = dropped, .dh = h});
+    linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,
+                                                  .h = h,
+                                                  .targets = targets,
+                                                  .lse = none,
+                                                  .g = none,
+                                                  .skip_below = 0.1F,
+                                                  .dropped = dropped,
+                                                  .dh = h});
     head_logits(ctx, {.weight = c.weight, .h = h, .logits = logits});
     CHECK(to_double(dropped)[0] == 0);
   }
@@ -100,7 +117,8 @@ TEST_CASE("FieldL12_no_targets: a batch without a target gives nothing, without 
 
 TEST_CASE("FieldL12_no_targets: rows whose upstream gradient is zero get a gradient of zero, and no mass is dropped") {
   HeadCase c(5, 300, 32, DType::bf16, WeightFormat::f32);
-  const Buffer h(DType::bf16, {5, 32}, c.h_values), g(DType::f32, {5}, std::vector<float>(5, 0.0F)), logp(DType::f32, {5}), lse(DType::f32, {5});
+  const Buffer h(DType::bf16, {5, 32}, c.h_values), g(DType::f32, {5}, std::vector<float>(5, 0.0F)),
+      logp(DType::f32, {5}), lse(DType::f32, {5});
   TestContext ctx(detect_isa(), 2, 1 << 22);
   linear_cross_entropy_by_blocks(ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .logp = logp, .lse = lse});
   for (float skip_below : {0.0F, 0.1F}) {
@@ -111,25 +129,33 @@ TEST_CASE("FieldL12_no_targets: rows whose upstream gradient is zero get a gradi
 }
 
 TEST_CASE("FieldL13_inputs: a call leaves its inputs as they were unless dh is h") {
-  for (Isa isa : built_isas()) for (DType dtype : {DType::f32, DType::bf16}) {
-    HeadCase c(33, 700, 64, dtype, WeightFormat::q8_0, 5);
-    const auto weight_before = c.bytes;
-    const auto targets_before = c.target_values;
-    const Buffer h(dtype, {c.M, c.C}, c.h_values), g(DType::f32, {c.M}, random_values(33, 5));
-    const HeadOutputs out(c, dtype);
-    const auto h_before = bytes_of(h), g_before = bytes_of(g);
-    TestContext ctx(isa, 2, 1 << 22);
-    linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .softcap = 5, .rows_per_chunk = 16,
-                                       .logp = out.logp, .lse = out.lse, .dh = out.dh});
-    const auto lse_before = bytes_of(out.lse);
-    linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight, .h = h, .targets = c.targets(), .softcap = 5,
-                                                  .lse = out.lse, .g = g, .dh = out.dh});
-    CHECK(bytes_of(h) == h_before);
-    CHECK(bytes_of(g) == g_before);
-    CHECK(bytes_of(out.lse) == lse_before);
-    CHECK(c.bytes == weight_before);
-    CHECK(c.target_values == targets_before);
-  }
+  for (Isa isa : built_isas())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      HeadCase c(33, 700, 64, dtype, WeightFormat::q8_0, 5);
+      const auto weight_before = c.bytes;
+      const auto targets_before = c.target_values;
+      const Buffer h(dtype, {c.M, c.C}, c.h_values), g(DType::f32, {c.M}, random_values(33, 5));
+      const HeadOutputs out(c, dtype);
+      const auto h_before = bytes_of(h), g_before = bytes_of(g);
+      TestContext ctx(isa, 2, 1 << 22);
+      linear_cross_entropy_by_rows(ctx, {.weight = c.weight,
+                                         .h = h,
+                                         .targets = c.targets(),
+                                         .softcap = 5,
+                                         .rows_per_chunk = 16,
+                                         .logp = out.logp,
+                                         .lse = out.lse,
+                                         .dh = out.dh});
+      const auto lse_before = bytes_of(out.lse);
+      linear_cross_entropy_by_blocks_backward(
+          ctx,
+          {.weight = c.weight, .h = h, .targets = c.targets(), .softcap = 5, .lse = out.lse, .g = g, .dh = out.dh});
+      CHECK(bytes_of(h) == h_before);
+      CHECK(bytes_of(g) == g_before);
+      CHECK(bytes_of(out.lse) == lse_before);
+      CHECK(c.bytes == weight_before);
+      CHECK(c.target_values == targets_before);
+    }
 }
 
 TEST_CASE("FieldL13_precision: the loss of bf16 operands is that of float32 logits from the same operands, to 1e-6") {
@@ -140,38 +166,58 @@ TEST_CASE("FieldL13_precision: the loss of bf16 operands is that of float32 logi
     for (int i = 0; i < 2; ++i) {
       const HeadOutputs out(c, DType::f32);
       TestContext ctx(isa, 2, 8 << 20);
-      linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = i == 0 ? half : whole, .targets = c.targets(), .logp = out.logp, .lse = out.lse, .dh = out.dh});
+      linear_cross_entropy_by_rows(ctx, {.weight = c.weight,
+                                         .h = i == 0 ? half : whole,
+                                         .targets = c.targets(),
+                                         .logp = out.logp,
+                                         .lse = out.lse,
+                                         .dh = out.dh});
       for (double logp : to_double(out.logp)) loss[i] -= logp / static_cast<double>(c.M);
     }
     CHECK(std::abs(loss[0] - loss[1]) <= 1e-6 * std::abs(loss[1]));
   }
 }
 
-TEST_CASE("FieldM2_scratch: it does not grow with the number of rows, is what the plan says, and holds no logits in evaluation") {
-  for (Isa isa : built_isas()) for (WeightFormat format : {WeightFormat::bf16, WeightFormat::q8_0}) {
-    HeadCase c(2048, 3000, 64, DType::bf16, format);
-    const Buffer h(DType::bf16, {c.M, c.C}, c.h_values), g(DType::f32, {c.M});
-    const HeadOutputs out(c, DType::bf16);
-    ThreadPool pool(2);
-    const auto peak_of = [&](Arena arena, int64_t M, int call) {
-      Context ctx{.arena = arena, .pool = pool, .isa = isa};
-      const auto rows = [&](const Tensor& t) { return t.rows(0, M); };
-      if (call == 2) linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight, .h = rows(h), .targets = rows(c.targets()), .lse = rows(out.lse), .g = rows(g), .dh = rows(out.dh)});
-      else linear_cross_entropy_by_rows(ctx, {.weight = c.weight, .h = rows(h), .targets = rows(c.targets()), .rows_per_chunk = 64,
-                                              .logp = rows(out.logp), .lse = rows(out.lse), .dh = call == 0 ? rows(out.dh) : Tensor{}});
-      CHECK(arena.used() == 0);
-      return arena.peak();
-    };
-    for (int call : {0, 1, 2}) {
-      CAPTURE(call);
-      const int64_t planned = peak_of(Arena::counting(Device::cpu()), 512, call);
-      CHECK(peak_of(Arena::counting(Device::cpu()), 1024, call) == planned);
-      CHECK(peak_of(Arena::counting(Device::cpu()), 2048, call) == planned);
-      CHECK(peak_of(Arena::allocate(Device::cpu(), planned), 512, call) == planned);
-      const int64_t kept = 64 * c.V * 2;
-      if (isa == Isa::avx512 && call == 0) CHECK(planned <= kept + 3 * c.V * c.C * 2 + (int64_t{2} << 20));
-      const int64_t panel = c.V * c.C * 2;
-      if (isa == Isa::avx512 && call == 1) CHECK(planned <= 2 * (panel + 128 * c.V * 4) + 512 * 16 * 8 + (1 << 18));
+TEST_CASE(
+    "FieldM2_scratch: it does not grow with the number of rows, is what the plan says, and holds no logits in "
+    "evaluation") {
+  for (Isa isa : built_isas())
+    for (WeightFormat format : {WeightFormat::bf16, WeightFormat::q8_0}) {
+      HeadCase c(2048, 3000, 64, DType::bf16, format);
+      const Buffer h(DType::bf16, {c.M, c.C}, c.h_values), g(DType::f32, {c.M});
+      const HeadOutputs out(c, DType::bf16);
+      ThreadPool pool(2);
+      const auto peak_of = [&](Arena arena, int64_t M, int call) {
+        Context ctx{.arena = arena, .pool = pool, .isa = isa};
+        const auto rows = [&](const Tensor& t) { return t.rows(0, M); };
+        if (call == 2)
+          linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,
+                                                        .h = rows(h),
+                                                        .targets = rows(c.targets()),
+                                                        .lse = rows(out.lse),
+                                                        .g = rows(g),
+                                                        .dh = rows(out.dh)});
+        else
+          linear_cross_entropy_by_rows(ctx, {.weight = c.weight,
+                                             .h = rows(h),
+                                             .targets = rows(c.targets()),
+                                             .rows_per_chunk = 64,
+                                             .logp = rows(out.logp),
+                                             .lse = rows(out.lse),
+                                             .dh = call == 0 ? rows(out.dh) : Tensor{}});
+        CHECK(arena.used() == 0);
+        return arena.peak();
+      };
+      for (int call : {0, 1, 2}) {
+        CAPTURE(call);
+        const int64_t planned = peak_of(Arena::counting(Device::cpu()), 512, call);
+        CHECK(peak_of(Arena::counting(Device::cpu()), 1024, call) == planned);
+        CHECK(peak_of(Arena::counting(Device::cpu()), 2048, call) == planned);
+        CHECK(peak_of(Arena::allocate(Device::cpu(), planned), 512, call) == planned);
+        const int64_t kept = 64 * c.V * 2;
+        if (isa == Isa::avx512 && call == 0) CHECK(planned <= kept + 3 * c.V * c.C * 2 + (int64_t{2} << 20));
+        const int64_t panel = c.V * c.C * 2;
+        if (isa == Isa::avx512 && call == 1) CHECK(planned <= 2 * (panel + 128 * c.V * 4) + 512 * 16 * 8 + (1 << 18));
+      }
     }
-  }
 }

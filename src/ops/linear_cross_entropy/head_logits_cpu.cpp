@@ -26,7 +26,8 @@ void logits_by_panels(Context& ctx, const HeadLogits& args) {
   };
   const int64_t panel_elements = in_place ? 0 : round_up(panels.width * panels.C, Arena::alignment);
   const int64_t product_bytes = round_up(at_least(gemm_scratch_bytes(ctx, product(0, nullptr)),
-                                                  gemm_scratch_bytes(ctx, product(panels.count - 1, nullptr))), Arena::alignment);
+                                                  gemm_scratch_bytes(ctx, product(panels.count - 1, nullptr))),
+                                         Arena::alignment);
   T* buffers = ctx.arena.array<T>(panel_elements * ctx.pool.num_threads());
   auto* products = ctx.arena.array<std::byte>(product_bytes * ctx.pool.num_threads());
   if (ctx.counting()) return;

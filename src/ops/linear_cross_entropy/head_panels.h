@@ -1,8 +1,9 @@
-// What the head's CPU kernels share: the vocabulary in panels and units, the weight as an operand of products, and the softmax over
-// a unit. For the *_cpu.cpp files of this folder; include it after <immintrin.h> and ops/common/cpu_simd.h.
+// What the head's CPU kernels share: the vocabulary in panels and units, the weight as an operand of products, and the
+// softmax over a unit. For the *_cpu.cpp files of this folder; include it after <immintrin.h> and
+// ops/common/cpu_simd.h.
 //
-// A unit is `unit_columns` of the vocabulary: each row keeps the maximum and the sum of exponentials of every unit. A panel
-// is a run of units, as much of the weight as stays in cache; it is dequantised at once. Both depend on the
+// A unit is `unit_columns` of the vocabulary: each row keeps the maximum and the sum of exponentials of every unit. A
+// panel is a run of units, as much of the weight as stays in cache; it is dequantised at once. Both depend on the
 // weight's shape only, and so does the order of every sum.
 #pragma once
 
@@ -59,20 +60,43 @@ template <class T>
 void dequantize_rows(const Context& ctx, const Weight& weight, int64_t begin, int64_t count, T* out) {
   static thread_local ThreadPool alone(1);
   Context here{.arena = ctx.arena, .pool = alone, .device = ctx.device, .isa = ctx.isa};
-  SLUICE_CPU::dequantize(here, {.weight = weight, .row_begin = begin, .out = {out, dtype_of<T>::value, {count, weight.cols}}});
+  SLUICE_CPU::dequantize(
+      here, {.weight = weight, .row_begin = begin, .out = {out, dtype_of<T>::value, {count, weight.cols}}});
 }
 
-// Operands are packed: products read those in place (ops/gemm/gemm.h).  z [m, n] = h [m, C] W^T, of n rows of the weight.
+// Operands are packed: products read those in place (ops/gemm/gemm.h).  z [m, n] = h [m, C] W^T, of n rows of the
+// weight.
 template <class T>
 Gemm logits_product(int64_t m, int64_t n, int64_t C, const T* h, const T* w, float* z) {
-  return {.m = m, .n = n, .k = C, .dtype = dtype_of<T>::value, .a = h, .lda = C, .b = w, .ldb = C, .transpose_b = true,
-          .c_dtype = DType::f32, .c = z, .ldc = n};
+  return {.m = m,
+          .n = n,
+          .k = C,
+          .dtype = dtype_of<T>::value,
+          .a = h,
+          .lda = C,
+          .b = w,
+          .ldb = C,
+          .transpose_b = true,
+          .c_dtype = DType::f32,
+          .c = z,
+          .ldc = n};
 }
 // dh [m, n] (+)= coefficients [m, k] W [k, n]; w and dh have rows of C.
 template <class T>
-Gemm gradient_product(int64_t m, int64_t n, int64_t k, int64_t C, const T* coefficients, const T* w, float* dh, Write write) {
-  return {.m = m, .n = n, .k = k, .dtype = dtype_of<T>::value, .a = coefficients, .lda = k, .b = w, .ldb = C,
-          .c_dtype = DType::f32, .c = dh, .ldc = C, .write = write};
+Gemm gradient_product(int64_t m, int64_t n, int64_t k, int64_t C, const T* coefficients, const T* w, float* dh,
+                      Write write) {
+  return {.m = m,
+          .n = n,
+          .k = k,
+          .dtype = dtype_of<T>::value,
+          .a = coefficients,
+          .lda = k,
+          .b = w,
+          .ldb = C,
+          .c_dtype = DType::f32,
+          .c = dh,
+          .ldc = C,
+          .write = write};
 }
 
 // The lanes that lie beyond `count` are -inf: a token of probability zero.
@@ -135,12 +159,13 @@ SLUICE_INLINE UnitSum unit_sum(const float* l, int64_t count, float inverse_cap,
 
 // What each row keeps of its logits: maximum and sum of every unit, the target's logit and its dl/dz.
 struct UnitSums {
-  int64_t stride;  // of max and sum: units, rounded up to whole vectors
+  int64_t stride;                            // of max and sum: units, rounded up to whole vectors
   float *max, *sum, *target, *target_slope;  // [rows, stride], [rows, stride], [rows], [rows]
 };
 SLUICE_INLINE UnitSums make_unit_sums(Arena& arena, int64_t rows, const Panels& panels) {
   const int64_t stride = round_up(panels.units(), 16);
-  return {stride, arena.array<float>(rows * stride), arena.array<float>(rows * stride), arena.array<float>(rows), arena.array<float>(rows)};
+  return {stride, arena.array<float>(rows * stride), arena.array<float>(rows * stride), arena.array<float>(rows),
+          arena.array<float>(rows)};
 }
 
 // A row's logits z of the columns [begin, begin + count): whole units, but for the end of the vocabulary.
@@ -154,14 +179,16 @@ SLUICE_INLINE void reduce_logits(float* z, int64_t begin, int64_t count, float s
     to.target_slope[row] = cap_slope(splat(z[target - begin]), inverse_cap)[0];
   }
   for (int64_t u = 0; u < count; u += unit_columns) {
-    const UnitSum s = unit_sum(z + u, at_most(unit_columns, count - u), inverse_cap, keep != nullptr ? keep + u : nullptr);
+    const UnitSum s =
+        unit_sum(z + u, at_most(unit_columns, count - u), inverse_cap, keep != nullptr ? keep + u : nullptr);
     to.max[row * to.stride + (begin + u) / unit_columns] = s.max;
     to.sum[row * to.stride + (begin + u) / unit_columns] = s.sum;
   }
 }
 
 SLUICE_INLINE void check_targets(const Tensor& targets, int64_t V) {
-  for (int64_t m = 0; m < targets.shape[0]; ++m) SLUICE_ASSERT(targets.as<int32_t>()[m] >= 0 && targets.as<int32_t>()[m] < V);
+  for (int64_t m = 0; m < targets.shape[0]; ++m)
+    SLUICE_ASSERT(targets.as<int32_t>()[m] >= 0 && targets.as<int32_t>()[m] < V);
 }
 
 // Rows of sums to their place, rounded once.
@@ -177,8 +204,8 @@ SLUICE_INLINE void store_rows(const Tensor& to, const float* from) {
   if (i < count) store_part(out + i, load_part(from + i, count - i), count - i);
 }
 
-// All units of a row together: lse and logp. The maxima are replaced by the factor that turns a unit's exp(z - max) into a
-// probability.
+// All units of a row together: lse and logp. The maxima are replaced by the factor that turns a unit's exp(z - max)
+// into a probability.
 SLUICE_INLINE void finish_row(const UnitSums& units, int64_t num_units, int64_t row, float* lse, float* logp) {
   float *max = units.max + row * units.stride, *sum = units.sum + row * units.stride;
   for (int64_t u = num_units; u < units.stride; ++u) max[u] = -__builtin_inff(), sum[u] = 0;

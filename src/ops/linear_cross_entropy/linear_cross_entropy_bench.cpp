@@ -1,5 +1,5 @@
-// The head at SmolLM2's size: vocabulary 49152, width 576. Useful operations are 4 M C V for a loss with its gradient and 2 M C V for a
-// loss alone; "gemm" is h W^T of the same size by the same products, nothing else.
+// The head at SmolLM2's size: vocabulary 49152, width 576. Useful operations are 4 M C V for a loss with its gradient
+// and 2 M C V for a loss alone; "gemm" is h W^T of the same size by the same products, nothing else.
 //
 //   op_bench --benchmark_filter=linear_cross_entropy --benchmark_repetitions=5
 #include <benchmark/benchmark.h>
@@ -27,8 +27,11 @@ struct Setting {
   std::vector<int32_t> target_values;
 
   Setting(int64_t M, WeightFormat format)
-      : h(data.tensor(DType::bf16, {M, C})), dh(data.tensor(DType::bf16, {M, C})), logp(data.tensor(DType::f32, {M})),
-        lse(data.tensor(DType::f32, {M})), g(data.tensor(DType::f32, {M})) {
+      : h(data.tensor(DType::bf16, {M, C})),
+        dh(data.tensor(DType::bf16, {M, C})),
+        logp(data.tensor(DType::f32, {M})),
+        lse(data.tensor(DType::f32, {M})),
+        g(data.tensor(DType::f32, {M})) {
     weight = {.format = format, .rows = V, .cols = C};
     bytes.resize(static_cast<size_t>(V * C * block_bytes(format) / block_cols(format)));
     std::mt19937 engine(2);
@@ -55,7 +58,8 @@ struct Setting {
 };
 
 void count(benchmark::State& state, int64_t operations) {
-  state.counters["FLOP/s"] = benchmark::Counter(static_cast<double>(state.iterations() * operations), benchmark::Counter::kIsRate);
+  state.counters["FLOP/s"] =
+      benchmark::Counter(static_cast<double>(state.iterations() * operations), benchmark::Counter::kIsRate);
 }
 
 // The panels of by_rows (a run of 512 columns is a product), without dequantising, softmax or gradient.
@@ -63,15 +67,24 @@ void gemm(benchmark::State& state) {
   const int64_t M = state.range(0);
   Setting s(M, WeightFormat::bf16);
   const auto product = [&](int64_t column, float* z) {
-    return Gemm{.m = std::min<int64_t>(M, 256), .n = 512, .k = C, .a = s.h.data, .lda = C, .b = s.bytes.data() + column * C * 2,
-                .ldb = C, .transpose_b = true, .c = z, .ldc = 512};
+    return Gemm{.m = std::min<int64_t>(M, 256),
+                .n = 512,
+                .k = C,
+                .a = s.h.data,
+                .lda = C,
+                .b = s.bytes.data() + column * C * 2,
+                .ldb = C,
+                .transpose_b = true,
+                .c = z,
+                .ldc = 512};
   };
   const int64_t scratch = gemm_scratch_bytes(s.ctx, product(0, nullptr)) + 256 * 512 * 4;
   std::byte* memory = s.arena.array<std::byte>(scratch * s.pool.num_threads());
   for (auto _ : state) {
     s.pool.parallel_for(V / 512, [&](int64_t i, int worker) {
       std::byte* mine = memory + worker * scratch;
-      for (int64_t m = 0; m < M; m += 256) gemm_on_this_thread(s.ctx, product(i * 512, reinterpret_cast<float*>(mine)), mine + 256 * 512 * 4);
+      for (int64_t m = 0; m < M; m += 256)
+        gemm_on_this_thread(s.ctx, product(i * 512, reinterpret_cast<float*>(mine)), mine + 256 * 512 * 4);
     });
   }
   count(state, 2 * M * C * V);
@@ -80,8 +93,13 @@ void gemm(benchmark::State& state) {
 void by_rows(benchmark::State& state, WeightFormat format, bool gradient, float softcap) {
   Setting s(state.range(0), format);
   for (auto _ : state) {
-    linear_cross_entropy_by_rows(s.ctx, {.weight = s.weight, .h = s.h, .targets = s.targets(), .softcap = softcap,
-                                         .rows_per_chunk = state.range(1), .logp = s.logp, .lse = s.lse,
+    linear_cross_entropy_by_rows(s.ctx, {.weight = s.weight,
+                                         .h = s.h,
+                                         .targets = s.targets(),
+                                         .softcap = softcap,
+                                         .rows_per_chunk = state.range(1),
+                                         .logp = s.logp,
+                                         .lse = s.lse,
                                          .dh = gradient ? s.dh : Tensor{}});
   }
   count(state, (gradient ? 4 : 2) * state.range(0) * C * V);
@@ -90,8 +108,10 @@ void by_rows(benchmark::State& state, WeightFormat format, bool gradient, float 
 void by_blocks(benchmark::State& state, WeightFormat format) {
   Setting s(state.range(0), format);
   for (auto _ : state) {
-    linear_cross_entropy_by_blocks(s.ctx, {.weight = s.weight, .h = s.h, .targets = s.targets(), .logp = s.logp, .lse = s.lse});
-    linear_cross_entropy_by_blocks_backward(s.ctx, {.weight = s.weight, .h = s.h, .targets = s.targets(), .lse = s.lse, .g = s.g, .dh = s.dh});
+    linear_cross_entropy_by_blocks(
+        s.ctx, {.weight = s.weight, .h = s.h, .targets = s.targets(), .logp = s.logp, .lse = s.lse});
+    linear_cross_entropy_by_blocks_backward(
+        s.ctx, {.weight = s.weight, .h = s.h, .targets = s.targets(), .lse = s.lse, .g = s.g, .dh = s.dh});
   }
   count(state, 4 * state.range(0) * C * V);
 }
@@ -106,13 +126,15 @@ void logits(benchmark::State& state, WeightFormat format) {
 #define SLUICE_HEAD_BENCH(...) BENCHMARK_CAPTURE(__VA_ARGS__)->UseRealTime()->Unit(benchmark::kMillisecond)
 
 BENCHMARK(gemm)->Name("linear_cross_entropy/gemm")->Arg(256)->Arg(1024)->UseRealTime()->Unit(benchmark::kMillisecond);
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy/bf16, WeightFormat::bf16, true, 0.0F)->ArgsProduct({{256, 1024}, {128, 256}});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy/q8_0, WeightFormat::q8_0, true, 0.0F)->ArgsProduct({{256, 1024}, {128, 256}});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy/q8_0_softcap, WeightFormat::q8_0, true, 30.0F)->Args({1024, 128});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy/q8_0_evaluation, WeightFormat::q8_0, false, 0.0F)->Args({1024, 128});
-SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy/bf16, WeightFormat::bf16)->Arg(1024);
-SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy/q8_0, WeightFormat::q8_0)->Arg(1024);
-SLUICE_HEAD_BENCH(logits, linear_cross_entropy/q8_0, WeightFormat::q8_0)->Arg(1)->Arg(16);
+SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / bf16, WeightFormat::bf16, true, 0.0F)
+    ->ArgsProduct({{256, 1024}, {128, 256}});
+SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0, WeightFormat::q8_0, true, 0.0F)
+    ->ArgsProduct({{256, 1024}, {128, 256}});
+SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0_softcap, WeightFormat::q8_0, true, 30.0F)->Args({1024, 128});
+SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0_evaluation, WeightFormat::q8_0, false, 0.0F)->Args({1024, 128});
+SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy / bf16, WeightFormat::bf16)->Arg(1024);
+SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy / q8_0, WeightFormat::q8_0)->Arg(1024);
+SLUICE_HEAD_BENCH(logits, linear_cross_entropy / q8_0, WeightFormat::q8_0)->Arg(1)->Arg(16);
 
 }  // namespace
 }  // namespace sluice

@@ -41,7 +41,8 @@ void linear_cross_entropy(int64_t M, int64_t V, int64_t C, const T* h, const W* 
   }
 }
 
-// dh[m] = g[m] d logp[m] / dh[m]; g may be null: 1. `round` is applied to each coefficient: what the operands' dtype does.
+// dh[m] = g[m] d logp[m] / dh[m]; g may be null: 1. `round` is applied to each coefficient: what the operands' dtype
+// does.
 template <class T, class W, class Round>
 void linear_cross_entropy_backward(int64_t M, int64_t V, int64_t C, const T* h, const W* weight, const int32_t* targets,
                                    double softcap, const T* lse, const T* g, T* dh, Round round) {

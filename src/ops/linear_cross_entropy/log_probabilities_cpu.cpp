@@ -101,9 +101,11 @@ template <class T>
 void LogProbabilities<T>::run() {
   for (int64_t begin = 0; begin < rows_; begin += rows_per_chunk) {
     const int64_t rows = at_most(rows_per_chunk, rows_ - begin);
-    ctx_.pool.parallel_for(panels_.count, [&](int64_t p, int worker) { reduce_panel(begin, rows, p, room_of(worker)); });
+    ctx_.pool.parallel_for(panels_.count,
+                           [&](int64_t p, int worker) { reduce_panel(begin, rows, p, room_of(worker)); });
     for (int64_t row = 0; row < rows; ++row) {
-      finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + begin + row, args_.logp.as<float>() + begin + row);
+      finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + begin + row,
+                 args_.logp.as<float>() + begin + row);
     }
   }
 }
@@ -125,6 +127,8 @@ void log_probabilities(Context& ctx, const LinearCrossEntropyByBlocks& args) {
   else run_log_probabilities<float>(ctx, args);
 }
 
-void linear_cross_entropy_by_blocks(Context& ctx, const LinearCrossEntropyByBlocks& args) { log_probabilities(ctx, args); }
+void linear_cross_entropy_by_blocks(Context& ctx, const LinearCrossEntropyByBlocks& args) {
+  log_probabilities(ctx, args);
+}
 
 }  // namespace sluice::SLUICE_CPU

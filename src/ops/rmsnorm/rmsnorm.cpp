@@ -17,8 +17,7 @@ void check_rows(const Tensor& x, const Tensor& weight, int64_t groups, float eps
 void rmsnorm_forward(Context& ctx, const RmsNormForward& args) {
   check_rows(args.x, args.weight, args.groups, args.eps);
   SLUICE_ASSERT(args.y.shape == args.x.shape && args.y.dtype == args.x.dtype);
-  SLUICE_ASSERT(args.residual.empty() ||
-                (args.residual.shape == args.x.shape && args.residual.dtype == args.x.dtype));
+  SLUICE_ASSERT(args.residual.empty() || (args.residual.shape == args.x.shape && args.residual.dtype == args.x.dtype));
   SLUICE_DISPATCH(ctx, rmsnorm_forward, args);
 }
 

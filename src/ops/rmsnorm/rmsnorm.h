@@ -2,10 +2,10 @@
 //
 //   rstd[n] = 1 / sqrt(mean_c x[n,c]^2 + eps)          y[n,c] = x[n,c] * rstd[n] * (offset + weight[c])
 //
-// Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4; eps as in Llama; offset is 1 for Gemma 2 and 3 from safetensors, else 0;
-// without a weight the factor is 1. Rows are [N, groups * C]: each group of C is normalised by itself with the same weight
-// (q and k norms over the heads). Backward: docs/math/rmsnorm.md. x and y share one dtype, f32 or bf16; weight is f32;
-// everything inside is f32, rounded once. The backward recomputes rstd. Deterministic.
+// Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4; eps as in Llama; offset is 1 for Gemma 2 and 3 from safetensors, else
+// 0; without a weight the factor is 1. Rows are [N, groups * C]: each group of C is normalised by itself with the same
+// weight (q and k norms over the heads). Backward: docs/math/rmsnorm.md. x and y share one dtype, f32 or bf16; weight
+// is f32; everything inside is f32, rounded once. The backward recomputes rstd. Deterministic.
 #pragma once
 
 #include "core/tensor.h"
@@ -15,10 +15,10 @@
 namespace sluice {
 
 struct RmsNormForward {
-  Tensor x;          // [N, G * C]  in
-  Tensor weight;     // [C] f32     in    may be empty: factor 1
-  Tensor residual;   // [N, G * C]  in    may be empty; added to the result before rounding (Gemma's post-norms)
-  Tensor y;          // [N, G * C]  out   may be x or residual
+  Tensor x;         // [N, G * C]  in
+  Tensor weight;    // [C] f32     in    may be empty: factor 1
+  Tensor residual;  // [N, G * C]  in    may be empty; added to the result before rounding (Gemma's post-norms)
+  Tensor y;         // [N, G * C]  out   may be x or residual
   int64_t groups = 1;
   float eps = 1e-6F;  // > 0
   float offset = 0;

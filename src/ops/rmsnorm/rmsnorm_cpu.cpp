@@ -46,33 +46,37 @@ SLUICE_INLINE float rstd_of(F32 squares, int64_t C, float eps) {
 template <class T>
 void forward_row(const T* x, const float* factor, const T* residual, T* y, int64_t C, float eps) {
   F32 squares = {};
-  for_columns(C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
-    const F32 v = load_some(x + c, count);
-    squares = squares + v * v;
-  });
+  for_columns(
+      C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
+        const F32 v = load_some(x + c, count);
+        squares = squares + v * v;
+      });
   const float rstd = rstd_of(squares, C, eps);
-  for_columns(C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
-    F32 v = load_some(x + c, count) * rstd * load(factor + c);
-    if (residual != nullptr) v = v + load_some(residual + c, count);
-    store_some(y + c, v, count);
-  });
+  for_columns(
+      C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
+        F32 v = load_some(x + c, count) * rstd * load(factor + c);
+        if (residual != nullptr) v = v + load_some(residual + c, count);
+        store_some(y + c, v, count);
+      });
 }
 
 template <class T, class TDy, class TDx>
 void backward_row(const T* x, const float* factor, const TDy* dy, TDx* dx, Write write, int64_t C, float eps) {
   F32 squares = {}, dot = {};
-  for_columns(C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
-    const F32 v = load_some(x + c, count);
-    squares = squares + v * v;
-    dot = dot + load_some(dy + c, count) * load(factor + c) * v;
-  });
+  for_columns(
+      C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
+        const F32 v = load_some(x + c, count);
+        squares = squares + v * v;
+        dot = dot + load_some(dy + c, count) * load(factor + c) * v;
+      });
   const float rstd = rstd_of(squares, C, eps);
   const float k = reduce_add(dot) * rstd * rstd * rstd / static_cast<float>(C);
-  for_columns(C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
-    F32 v = load_some(dy + c, count) * load(factor + c) * rstd - load_some(x + c, count) * k;
-    if (write == Write::add) v = v + load_some(dx + c, count);
-    store_some(dx + c, v, count);
-  });
+  for_columns(
+      C, [&](int64_t c, int64_t count) __attribute__((always_inline)) {
+        F32 v = load_some(dy + c, count) * load(factor + c) * rstd - load_some(x + c, count) * k;
+        if (write == Write::add) v = v + load_some(dx + c, count);
+        store_some(dx + c, v, count);
+      });
 }
 
 // row(n) for n < rows, in parallel.
@@ -90,9 +94,8 @@ void backward(Context& ctx, const RmsNormBackward& args, const float* factor, in
   const T* x = args.x.as<T>();
   const TDy* dy = args.dy.as<TDy>();
   TDx* dx = args.dx.as<TDx>();
-  for_rows(ctx, rows, C, [&](int64_t n) {
-    backward_row(x + n * C, factor, dy + n * C, dx + n * C, args.write, C, args.eps);
-  });
+  for_rows(ctx, rows, C,
+           [&](int64_t n) { backward_row(x + n * C, factor, dy + n * C, dx + n * C, args.write, C, args.eps); });
 }
 
 template <class T>

@@ -24,7 +24,8 @@ void rmsnorm_forward(int64_t rows, int64_t C, const T* x, const T* weight, const
 }
 
 template <class T>
-void rmsnorm_backward(int64_t rows, int64_t C, const T* x, const T* weight, const T* dy, double offset, double eps, T* dx) {
+void rmsnorm_backward(int64_t rows, int64_t C, const T* x, const T* weight, const T* dy, double offset, double eps,
+                      T* dx) {
   using std::sqrt;
   for (int64_t n = 0; n < rows; ++n) {
     T squares = 0, dot = 0;  // sum_c x^2, sum_c dy factor x

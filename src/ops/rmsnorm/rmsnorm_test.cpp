@@ -38,8 +38,10 @@ std::vector<double> rounded(const std::vector<float>& values, DType dtype) {
 struct Values {
   std::vector<float> x, weight, residual, dy;
   explicit Values(const Case& c)
-      : x(random_values(static_cast<size_t>(c.N * c.G * c.C), 1, 3)), weight(random_values(static_cast<size_t>(c.C), 2)),
-        residual(random_values(x.size(), 3)), dy(random_values(x.size(), 4)) {}
+      : x(random_values(static_cast<size_t>(c.N * c.G * c.C), 1, 3)),
+        weight(random_values(static_cast<size_t>(c.C), 2)),
+        residual(random_values(x.size(), 3)),
+        dy(random_values(x.size(), 4)) {}
 };
 
 template <class T>
@@ -47,8 +49,8 @@ std::vector<T> ref_forward(const Case& c, const Values& v, bool with_residual) {
   const auto x = cast<T>(v.x), weight = cast<T>(v.weight), residual = cast<T>(v.residual);
   std::vector<T> y(x.size());
   ref::rmsnorm_forward<T>(c.N * c.G, c.C, x.data(), c.weighted ? weight.data() : nullptr,
-                          with_residual ? residual.data() : nullptr, static_cast<double>(c.offset), static_cast<double>(eps),
-                          y.data());
+                          with_residual ? residual.data() : nullptr, static_cast<double>(c.offset),
+                          static_cast<double>(eps), y.data());
   return y;
 }
 
@@ -69,7 +71,8 @@ TEST_CASE("rmsnorm_backward: the reference agrees with the complex step") {
   const auto weight = cast<Complex>(v.weight);
   const auto gradient = complex_step_gradient(cast<double>(v.x), [&](const std::vector<Complex>& x) {
     std::vector<Complex> y(x.size());
-    ref::rmsnorm_forward<Complex>(c.N * c.G, c.C, x.data(), weight.data(), nullptr, 1, static_cast<double>(eps), y.data());
+    ref::rmsnorm_forward<Complex>(c.N * c.G, c.C, x.data(), weight.data(), nullptr, 1, static_cast<double>(eps),
+                                  y.data());
     Complex sum = 0;
     for (size_t i = 0; i < y.size(); ++i) sum += y[i] * static_cast<double>(v.dy[i]);
     return sum;
@@ -78,63 +81,87 @@ TEST_CASE("rmsnorm_backward: the reference agrees with the complex step") {
 }
 
 TEST_CASE("rmsnorm_forward: each backend is as close to f64 as plain loops in its precision") {
-  for (Isa isa : built_isas()) for (DType dtype : {DType::f32, DType::bf16}) for (const Case& c : cases) {
-    for (bool with_residual : {false, true}) {
-      CAPTURE(c.C);
-      const Values v(c);
-      const Shape shape{c.N, c.G * c.C};
-      Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), residual(dtype, shape, v.residual), y(dtype, shape);
-      fill(y, NAN);
-      TestContext ctx(isa, 2, 1 << 16);
-      rmsnorm_forward(ctx, {.x = x, .weight = c.weighted ? weight.tensor : Tensor{},
-                            .residual = with_residual ? residual.tensor : Tensor{}, .y = y, .groups = c.G, .eps = eps,
-                            .offset = c.offset});
-      check_close(to_double(y), ref_forward<double>(c, v, with_residual),
-                  rounded(ref_forward<float>(c, v, with_residual), dtype), dtype);
-    }
-  }
+  for (Isa isa : built_isas())
+    for (DType dtype : {DType::f32, DType::bf16})
+      for (const Case& c : cases) {
+        for (bool with_residual : {false, true}) {
+          CAPTURE(c.C);
+          const Values v(c);
+          const Shape shape{c.N, c.G * c.C};
+          Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), residual(dtype, shape, v.residual),
+              y(dtype, shape);
+          fill(y, NAN);
+          TestContext ctx(isa, 2, 1 << 16);
+          rmsnorm_forward(ctx, {.x = x,
+                                .weight = c.weighted ? weight.tensor : Tensor{},
+                                .residual = with_residual ? residual.tensor : Tensor{},
+                                .y = y,
+                                .groups = c.G,
+                                .eps = eps,
+                                .offset = c.offset});
+          check_close(to_double(y), ref_forward<double>(c, v, with_residual),
+                      rounded(ref_forward<float>(c, v, with_residual), dtype), dtype);
+        }
+      }
 }
 
-TEST_CASE("rmsnorm_backward: each backend is as close to f64 as plain loops in its precision, for every mix of dtypes") {
-  for (Isa isa : built_isas()) for (const Case& c : cases) for (DType dtype : {DType::f32, DType::bf16}) {
-    for (DType dy_dtype : {DType::f32, dtype}) for (DType dx_dtype : {DType::f32, dtype}) for (Write write : {Write::set, Write::add}) {
-      CAPTURE(c.C);
-      const Values v(c);
-      const Shape shape{c.N, c.G * c.C};
-      Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), dy(dy_dtype, shape, v.dy), dx(dx_dtype, shape);
-      fill(dx, write == Write::set ? NAN : 0.25F);
-      TestContext ctx(isa, 2, 1 << 16);
-      rmsnorm_backward(ctx, {.x = x, .weight = c.weighted ? weight.tensor : Tensor{}, .dy = dy, .dx = dx, .write = write,
-                             .groups = c.G, .eps = eps, .offset = c.offset});
-      auto exact = ref_backward<double>(c, v);
-      auto plain = ref_backward<float>(c, v);
-      if (write == Write::add) {
-        for (double& e : exact) e += 0.25;
-        for (float& p : plain) p += 0.25F;
+TEST_CASE(
+    "rmsnorm_backward: each backend is as close to f64 as plain loops in its precision, for every mix of dtypes") {
+  for (Isa isa : built_isas())
+    for (const Case& c : cases)
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        for (DType dy_dtype : {DType::f32, dtype})
+          for (DType dx_dtype : {DType::f32, dtype})
+            for (Write write : {Write::set, Write::add}) {
+              CAPTURE(c.C);
+              const Values v(c);
+              const Shape shape{c.N, c.G * c.C};
+              Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), dy(dy_dtype, shape, v.dy),
+                  dx(dx_dtype, shape);
+              fill(dx, write == Write::set ? NAN : 0.25F);
+              TestContext ctx(isa, 2, 1 << 16);
+              rmsnorm_backward(ctx, {.x = x,
+                                     .weight = c.weighted ? weight.tensor : Tensor{},
+                                     .dy = dy,
+                                     .dx = dx,
+                                     .write = write,
+                                     .groups = c.G,
+                                     .eps = eps,
+                                     .offset = c.offset});
+              auto exact = ref_backward<double>(c, v);
+              auto plain = ref_backward<float>(c, v);
+              if (write == Write::add) {
+                for (double& e : exact) e += 0.25;
+                for (float& p : plain) p += 0.25F;
+              }
+              check_close(to_double(dx), exact, rounded(plain, dx_dtype), dx_dtype);
+            }
       }
-      check_close(to_double(dx), exact, rounded(plain, dx_dtype), dx_dtype);
-    }
-  }
 }
 
 TEST_CASE("rmsnorm: in place gives the bytes of out of place, with 1 and 2 threads") {
   const Case c{70, 3, 65, 1};
   const Values v(c);
   const Shape shape{c.N, c.G * c.C};
-  for (Isa isa : built_isas()) for (DType dtype : {DType::f32, DType::bf16}) {
-    Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), residual(dtype, shape, v.residual), dy(dtype, shape, v.dy);
-    Buffer y(dtype, shape), dx(dtype, shape);
-    TestContext one(isa, 1, 1 << 16), two(isa, 2, 1 << 16);
-    rmsnorm_forward(one, {.x = x, .weight = weight, .residual = residual, .y = y, .groups = c.G, .eps = eps, .offset = 1});
-    rmsnorm_backward(one, {.x = x, .weight = weight, .dy = dy, .dx = dx, .groups = c.G, .eps = eps, .offset = 1});
-    Buffer sum(dtype, shape, v.residual);  // the residual stream, updated in place
-    rmsnorm_forward(two, {.x = x, .weight = weight, .residual = sum, .y = sum, .groups = c.G, .eps = eps, .offset = 1});
-    CHECK(std::memcmp(sum.tensor.data, y.tensor.data, static_cast<size_t>(y.tensor.size_bytes())) == 0);
-    rmsnorm_backward(two, {.x = x, .weight = weight, .dy = dy, .dx = dy, .groups = c.G, .eps = eps, .offset = 1});
-    CHECK(std::memcmp(dy.tensor.data, dx.tensor.data, static_cast<size_t>(dx.tensor.size_bytes())) == 0);
-    rmsnorm_forward(two, {.x = x, .weight = weight, .residual = residual, .y = x, .groups = c.G, .eps = eps, .offset = 1});
-    CHECK(std::memcmp(x.tensor.data, y.tensor.data, static_cast<size_t>(y.tensor.size_bytes())) == 0);
-  }
+  for (Isa isa : built_isas())
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      Buffer x(dtype, shape, v.x), weight(DType::f32, {c.C}, v.weight), residual(dtype, shape, v.residual),
+          dy(dtype, shape, v.dy);
+      Buffer y(dtype, shape), dx(dtype, shape);
+      TestContext one(isa, 1, 1 << 16), two(isa, 2, 1 << 16);
+      rmsnorm_forward(one,
+                      {.x = x, .weight = weight, .residual = residual, .y = y, .groups = c.G, .eps = eps, .offset = 1});
+      rmsnorm_backward(one, {.x = x, .weight = weight, .dy = dy, .dx = dx, .groups = c.G, .eps = eps, .offset = 1});
+      Buffer sum(dtype, shape, v.residual);  // the residual stream, updated in place
+      rmsnorm_forward(two,
+                      {.x = x, .weight = weight, .residual = sum, .y = sum, .groups = c.G, .eps = eps, .offset = 1});
+      CHECK(std::memcmp(sum.tensor.data, y.tensor.data, static_cast<size_t>(y.tensor.size_bytes())) == 0);
+      rmsnorm_backward(two, {.x = x, .weight = weight, .dy = dy, .dx = dy, .groups = c.G, .eps = eps, .offset = 1});
+      CHECK(std::memcmp(dy.tensor.data, dx.tensor.data, static_cast<size_t>(dx.tensor.size_bytes())) == 0);
+      rmsnorm_forward(two,
+                      {.x = x, .weight = weight, .residual = residual, .y = x, .groups = c.G, .eps = eps, .offset = 1});
+      CHECK(std::memcmp(x.tensor.data, y.tensor.data, static_cast<size_t>(y.tensor.size_bytes())) == 0);
+    }
 }
 
 TEST_CASE("rmsnorm: a row of zeros and an empty batch give no NaN and no error") {

@@ -20,9 +20,9 @@ struct RopeTable {
 void rope_table(Context& ctx, const RopeTable& args);
 
 struct Rope {
-  Tensor x;       // [N, heads * D] f32 or bf16, in
-  Tensor table;   // [N, D] f32, in: the rows of these tokens
-  Tensor y;       // [N, heads * D] f32 or bf16, out; may be x
+  Tensor x;      // [N, heads * D] f32 or bf16, in
+  Tensor table;  // [N, D] f32, in: the rows of these tokens
+  Tensor y;      // [N, heads * D] f32 or bf16, out; may be x
   int64_t head_dim = 0;
   bool inverse = false;  // the backward pass: dx = rotation by the negated angle
 };

@@ -24,7 +24,8 @@ void rope(int64_t N, int64_t heads, int64_t D, const T* x, const U* table, bool 
     for (int64_t h = 0; h < heads; ++h) {
       const int64_t row = (n * heads + h) * D;
       for (int64_t i = 0; i < D / 2; ++i) {
-        const T cosine = T(table[n * D + i]), sine = inverse ? -T(table[n * D + D / 2 + i]) : T(table[n * D + D / 2 + i]);
+        const T cosine = T(table[n * D + i]),
+                sine = inverse ? -T(table[n * D + D / 2 + i]) : T(table[n * D + D / 2 + i]);
         const T a = x[row + i], b = x[row + D / 2 + i];
         y[row + i] = a * cosine - b * sine;
         y[row + D / 2 + i] = b * cosine + a * sine;

@@ -17,6 +17,8 @@ namespace {
 // Workers look for new work this many times before they sleep: a step launches thousands of short loops.
 constexpr int spins_before_sleep = 20000;
 
+constexpr int spins_before_yield = 2000;
+
 void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -104,7 +106,11 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, i
   }
   s.work(0);
   if (!alone) {
-    while (s.running.load(std::memory_order_acquire) != 0) pause_cpu();
+    // A worker may have lost its core to another program: then waiting must give way.
+    for (int spin = 0; s.running.load(std::memory_order_acquire) != 0; ++spin) {
+      if (spin < spins_before_yield) pause_cpu();
+      else std::this_thread::yield();
+    }
   }
   if (s.failed) std::rethrow_exception(s.exception);
 }

@@ -38,8 +38,12 @@ Json measure(const Options& options) {
     prefill.push_back(static_cast<double>(options.prompt) / result.prefill_seconds);
     decode.push_back(static_cast<double>(result.tokens.size() - 1) / result.decode_seconds);
   }
-  return {{"peer", "sluice"}, {"prompt", options.prompt}, {"decode", options.decode}, {"threads", options.threads},
-          {"prefill_tokens_per_second", median(prefill)}, {"decode_tokens_per_second", median(decode)}};
+  return {{"peer", "sluice"},
+          {"prompt", options.prompt},
+          {"decode", options.decode},
+          {"threads", options.threads},
+          {"prefill_tokens_per_second", median(prefill)},
+          {"decode_tokens_per_second", median(decode)}};
 }
 
 }  // namespace

@@ -62,8 +62,16 @@ double gemm_gflops(Context& ctx, int64_t size) {
   }
   const int64_t blocks = ctx.pool.num_threads(), rows = size / blocks;
   const auto block = [&](int64_t i) {
-    return Gemm{.m = rows, .n = size, .k = size, .a = a.as<bf16>() + i * rows * size, .lda = size, .b = b.data, .ldb = size,
-                .transpose_b = true, .c = c.as<float>() + i * rows * size, .ldc = size};
+    return Gemm{.m = rows,
+                .n = size,
+                .k = size,
+                .a = a.as<bf16>() + i * rows * size,
+                .lda = size,
+                .b = b.data,
+                .ldb = size,
+                .transpose_b = true,
+                .c = c.as<float>() + i * rows * size,
+                .ldc = size};
   };
   const int64_t scratch_bytes = gemm_scratch_bytes(ctx, block(0));
   std::vector<std::byte*> scratch;
@@ -71,10 +79,10 @@ double gemm_gflops(Context& ctx, int64_t size) {
   double best = 1e30;
   for (int repeat = 0; repeat < 6; ++repeat) {
     best = std::min(best, seconds_of([&] {
-      ctx.pool.parallel_for(blocks, [&](int64_t i, int worker) {
-        gemm_on_this_thread(ctx, block(i), scratch[static_cast<size_t>(worker)]);
-      });
-    }));
+                      ctx.pool.parallel_for(blocks, [&](int64_t i, int worker) {
+                        gemm_on_this_thread(ctx, block(i), scratch[static_cast<size_t>(worker)]);
+                      });
+                    }));
   }
   return 2 * static_cast<double>(rows * blocks) * static_cast<double>(size * size) / best / 1e9;
 }
@@ -83,7 +91,9 @@ Json measure_gemm(const Options& options) {
   Arena arena = Arena::allocate(Device::cpu(), 24 * options.gemm * options.gemm + (256 << 20));
   ThreadPool pool(options.threads);
   Context ctx{.arena = arena, .pool = pool};
-  return {{"peer", "oneDNN, a primitive on each thread"}, {"size", options.gemm}, {"threads", options.threads},
+  return {{"peer", "oneDNN, a primitive on each thread"},
+          {"size", options.gemm},
+          {"threads", options.threads},
           {"gflops", gemm_gflops(ctx, options.gemm)}};
 }
 
@@ -91,7 +101,8 @@ double useful_flop(const Model& model, const AdapterLayout& layout, const Spans&
   const auto tokens = static_cast<double>(spans.num_tokens());
   double attention = 0;
   for (const DecoderLayer& l : model.layers) {
-    attention += 4 * static_cast<double>(spans.visible_pairs(l.config.window)) * static_cast<double>(l.config.num_heads * l.config.head_dim);
+    attention += 4 * static_cast<double>(spans.visible_pairs(l.config.window)) *
+                 static_cast<double>(l.config.num_heads * l.config.head_dim);
   }
   return 4 * static_cast<double>(model.num_weights()) * tokens +
          4 * static_cast<double>(model.head.rows * model.head.cols) * tokens / 4 +
@@ -103,7 +114,8 @@ Json measure_step(const Options& options) {
   const AdapterLayout layout(model->config, {.rank = options.rank, .alpha = 2 * static_cast<float>(options.rank)});
   const Spans spans = Spans::one(options.tokens);
   std::vector<int32_t> ids(static_cast<size_t>(options.tokens)), rows, targets;
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(random_bits(1, 3, i) % static_cast<uint32_t>(model->config.vocab_size));
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(random_bits(1, 3, i) % static_cast<uint32_t>(model->config.vocab_size));
   for (int64_t t = options.tokens * 3 / 4; t < options.tokens; ++t) {
     rows.push_back(static_cast<int32_t>(t - 1));
     targets.push_back(ids[static_cast<size_t>(t)]);
@@ -114,7 +126,8 @@ Json measure_step(const Options& options) {
   request.budget_bytes = options.memory_mib << 20;
   const Plan plan = make_plan(request);
 
-  Arena resident = Arena::allocate(Device::cpu(), plan.parameter_bytes), arena = Arena::allocate(Device::cpu(), plan.step_bytes);
+  Arena resident = Arena::allocate(Device::cpu(), plan.parameter_bytes),
+        arena = Arena::allocate(Device::cpu(), plan.step_bytes);
   ThreadPool pool(options.threads);
   Context ctx{.arena = arena, .pool = pool};
   const auto flat = [&] {
@@ -130,12 +143,13 @@ Json measure_step(const Options& options) {
   double loss = 0;
   for (int step = 0; step <= options.steps; ++step) {
     const double s = seconds_of([&] {
-      loss = forward_backward(ctx, *model, adapter, grads, {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
-                              {.schedule = plan.schedule}, [](std::span<const float> logp, std::span<float> dlogp) {
-        const auto count = static_cast<float>(logp.size());
-        std::fill(dlogp.begin(), dlogp.end(), -1 / count);
-        return -std::accumulate(logp.begin(), logp.end(), 0.0) / static_cast<double>(count);
-      });
+      loss =
+          forward_backward(ctx, *model, adapter, grads, {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
+                           {.schedule = plan.schedule}, [](std::span<const float> logp, std::span<float> dlogp) {
+                             const auto count = static_cast<float>(logp.size());
+                             std::fill(dlogp.begin(), dlogp.end(), -1 / count);
+                             return -std::accumulate(logp.begin(), logp.end(), 0.0) / static_cast<double>(count);
+                           });
       adamw(ctx, {.p = adapter.flat(), .m = m, .v = v, .g = grads.flat(), .lr = 1e-4F, .t = step + 1});
       std::fill_n(grads.flat().as<float>(), layout.size(), 0.0F);
     });
@@ -144,13 +158,22 @@ Json measure_step(const Options& options) {
   const double s = median(seconds);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return {{"peer", "sluice"}, {"tokens", options.tokens}, {"dtype", "bf16"}, {"threads", options.threads},
-          {"schedule", plan.schedule.describe()}, {"fits", plan.fits()}, {"seconds_per_step", s},
+  return {{"peer", "sluice"},
+          {"tokens", options.tokens},
+          {"dtype", "bf16"},
+          {"threads", options.threads},
+          {"schedule", plan.schedule.describe()},
+          {"fits", plan.fits()},
+          {"seconds_per_step", s},
           {"tokens_per_second", static_cast<double>(options.tokens) / s},
-          {"useful_tflops", useful_flop(*model, layout, spans) / s / 1e12}, {"trainable", layout.num_parameters()},
-          {"planned_bytes", plan.total_bytes()}, {"peak_rss_bytes", int64_t{usage.ru_maxrss} * 1024},
-          {"mapped_resident_bytes", status_bytes("RssFile")}, {"step_arena_planned", plan.step_bytes},
-          {"step_arena_peak", arena.peak()}, {"loss", loss}};
+          {"useful_tflops", useful_flop(*model, layout, spans) / s / 1e12},
+          {"trainable", layout.num_parameters()},
+          {"planned_bytes", plan.total_bytes()},
+          {"peak_rss_bytes", int64_t{usage.ru_maxrss} * 1024},
+          {"mapped_resident_bytes", status_bytes("RssFile")},
+          {"step_arena_planned", plan.step_bytes},
+          {"step_arena_peak", arena.peak()},
+          {"loss", loss}};
 }
 
 }  // namespace

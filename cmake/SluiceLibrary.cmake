@@ -35,7 +35,8 @@ function(sluice_library name)
       add_library(sluice_${name}_${isa} OBJECT ${cpu})
       target_link_libraries(sluice_${name}_${isa} PRIVATE sluice_flags DNNL::dnnl OpenMP::OpenMP_CXX
                             nlohmann_json::nlohmann_json fmt::fmt)
-      target_compile_options(sluice_${name}_${isa} PRIVATE -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+      target_compile_options(sluice_${name}_${isa} PRIVATE $<$<NOT:$<BOOL:${SLUICE_SANITIZED}>>:-O3>
+                             -ffp-contract=fast -fno-math-errno -fno-trapping-math)
       target_sources(sluice_${name} PRIVATE $<TARGET_OBJECTS:sluice_${name}_${isa}>)
     endforeach()
     target_compile_definitions(sluice_${name}_avx512 PRIVATE SLUICE_ISA_AVX512)

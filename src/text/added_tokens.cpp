@@ -30,12 +30,14 @@ bool touches_a_word(std::string_view text, ByteRange range) {
 
 bool is_white_space(uint32_t code) {
   return (code >= 0x09 && code <= 0x0D) || code == 0x20 || code == 0x85 || code == 0xA0 || code == 0x1680 ||
-         (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+         (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F || code == 0x205F ||
+         code == 0x3000;
 }
 
 AddedTokenMatcher::AddedTokenMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
   std::erase_if(tokens_, [](const AddedToken& token) { return token.text.empty(); });
-  std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) { return a.text < b.text; });
+  std::stable_sort(tokens_.begin(), tokens_.end(),
+                   [](const AddedToken& a, const AddedToken& b) { return a.text < b.text; });
   for (const AddedToken& token : tokens_) can_start_[static_cast<uint8_t>(token.text[0])] = true;
 }
 
@@ -45,7 +47,9 @@ const AddedToken* AddedTokenMatcher::longest_at(std::string_view text, size_t at
   auto first = tokens_.begin(), last = tokens_.end();
   for (size_t depth = 0; at + depth < text.size() && first != last; ++depth) {
     const uint8_t byte = static_cast<uint8_t>(text[at + depth]);
-    const auto byte_of = [depth](const AddedToken& t) { return depth < t.text.size() ? static_cast<uint8_t>(t.text[depth]) : -1; };
+    const auto byte_of = [depth](const AddedToken& t) {
+      return depth < t.text.size() ? static_cast<uint8_t>(t.text[depth]) : -1;
+    };
     first = std::partition_point(first, last, [&](const AddedToken& t) { return byte_of(t) < byte; });
     last = std::partition_point(first, last, [&](const AddedToken& t) { return byte_of(t) <= byte; });
     if (first != last && first->text.size() == depth + 1) longest = &*first;
@@ -67,7 +71,8 @@ std::vector<AddedTokenMatcher::Match> AddedTokenMatcher::split(std::string_view 
     if (token->special && !parse_special) continue;
     if (token->single_word && touches_a_word(text, {static_cast<int64_t>(begin), static_cast<int64_t>(end)})) continue;
     if (token->lstrip) {
-      while (begin > done && is_white_space(utf8_decode(text, previous_start(text, begin)))) begin = previous_start(text, begin);
+      while (begin > done && is_white_space(utf8_decode(text, previous_start(text, begin))))
+        begin = previous_start(text, begin);
     }
     if (token->rstrip) {
       while (end < text.size() && is_white_space(utf8_decode(text, end))) end += utf8_length(text, end);

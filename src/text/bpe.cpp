@@ -41,11 +41,13 @@ Bpe::Bpe(Vocabulary vocabulary, const Settings& settings) : vocabulary_(std::mov
       token = vocabulary_.find(byte_level_encode(std::string(1, static_cast<char>(byte))));
     } else if (settings_.byte_fallback) {
       token = vocabulary_.find(byte_token_text(byte));
-      check(token >= 0, ErrorCode::bad_file, "the tokenizer falls back to bytes, but its vocabulary lacks " + byte_token_text(byte) +
-                                                 ", needed all 256; the vocabulary is damaged");
+      check(token >= 0, ErrorCode::bad_file,
+            "the tokenizer falls back to bytes, but its vocabulary lacks " + byte_token_text(byte) +
+                ", needed all 256; the vocabulary is damaged");
     }
   }
-  for (int32_t id = 0; id < vocabulary_.size(); ++id) longest_token_ = std::max(longest_token_, vocabulary_.text(id).size());
+  for (int32_t id = 0; id < vocabulary_.size(); ++id)
+    longest_token_ = std::max(longest_token_, vocabulary_.text(id).size());
 }
 
 void Bpe::reserve_merges(size_t count) {
@@ -58,8 +60,9 @@ void Bpe::add_merge(std::string_view left, std::string_view right, bool last_win
   both += right;
   const int32_t merged_id = vocabulary_.find(both);
   if (left_id < 0 || right_id < 0 || merged_id < 0) {
-    throw Error(ErrorCode::bad_file, "merge " + std::to_string(next_rank_) + " joins \"" + std::string(left) + "\" and \"" +
-                                         std::string(right) + "\", needed both and their union in the vocabulary; it is damaged");
+    throw Error(ErrorCode::bad_file, "merge " + std::to_string(next_rank_) + " joins \"" + std::string(left) +
+                                         "\" and \"" + std::string(right) +
+                                         "\", needed both and their union in the vocabulary; it is damaged");
   }
   if (2 * (num_merges_ + 1) > merges_.size()) grow_merges();
   Merge& merge = merges_[merge_slot(pair_of(left_id, right_id))];
@@ -71,10 +74,11 @@ void Bpe::add_merge(std::string_view left, std::string_view right, bool last_win
 
 void Bpe::merge_by_score(std::span<const float> scores) {
   check(scores.size() >= static_cast<size_t>(vocabulary_.size()), ErrorCode::bad_file,
-        "the vocabulary has " + std::to_string(scores.size()) + " scores, needed " + std::to_string(vocabulary_.size()) +
-            "; it is damaged");
+        "the vocabulary has " + std::to_string(scores.size()) + " scores, needed " +
+            std::to_string(vocabulary_.size()) + "; it is damaged");
   std::vector<float> sorted(scores.begin(), scores.end());
-  for (float score : sorted) check(score == score, ErrorCode::bad_file, "a token's score is NaN; the vocabulary is damaged");
+  for (float score : sorted)
+    check(score == score, ErrorCode::bad_file, "a token's score is NaN; the vocabulary is damaged");
   std::sort(sorted.begin(), sorted.end(), std::greater<>());
   sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
   score_rank_.resize(scores.size());

@@ -30,7 +30,8 @@ std::vector<ChatMessage> messages_of(const Json& chat) {
 }
 
 ChatTemplate load(const Json& one) {
-  return ChatTemplate::from_source(one.at("source").get<std::string>(), one.at("bos").get<std::string>(), one.at("eos").get<std::string>());
+  return ChatTemplate::from_source(one.at("source").get<std::string>(), one.at("bos").get<std::string>(),
+                                   one.at("eos").get<std::string>());
 }
 
 std::string part(const RenderedChat& chat, ByteRange range) {
@@ -68,7 +69,8 @@ TEST_CASE("render: every known shape of template gives what Jinja gives, and ref
   CHECK(num_errors > 20);
 }
 
-TEST_CASE("FieldD6_render: the supervised ranges are each answer and its end-of-turn token, without markup in the template") {
+TEST_CASE(
+    "FieldD6_render: the supervised ranges are each answer and its end-of-turn token, without markup in the template") {
   size_t num_ranges = 0;
   for (const Json& one : golden().at("templates")) {
     const ChatTemplate chat = load(one);
@@ -117,14 +119,16 @@ TEST_CASE("render: unknown roles and no messages are refused") {
 }
 
 TEST_CASE("from_source: damaged templates are refused") {
-  for (const char* source : {"{% for m in messages %}", "{{ 'a }}", "{{ a", "{% if a %}{% else %}{% else %}{% endif %}", "{% endif %}", "{# x"}) {
+  for (const char* source : {"{% for m in messages %}", "{{ 'a }}", "{{ a", "{% if a %}{% else %}{% else %}{% endif %}",
+                             "{% endif %}", "{# x"}) {
     CAPTURE(source);
     CHECK(code_of([&] { ChatTemplate::from_source(source, "", ""); }) == ErrorCode::bad_file);
   }
 }
 
 TEST_CASE("jinja_outline: white space is controlled as Jinja does with trim_blocks and lstrip_blocks") {
-  CHECK(to_string(jinja_outline("a\n  {% if x %}\n b {{ 'c' }}\n{%- endif -%}\n d\n")) == R"({'a\n'}{if x}{' b c'}{endif}{'d'})");
+  CHECK(to_string(jinja_outline("a\n  {% if x %}\n b {{ 'c' }}\n{%- endif -%}\n d\n")) ==
+        R"({'a\n'}{if x}{' b c'}{endif}{'d'})");
   CHECK(to_string(jinja_outline("x {%+ if y %}z{# gone #}\n{% endif +%}\n")) == R"({'x '}{if y}{'z'}{endif})");
   CHECK(to_string(jinja_outline("{{ a[\"b\"]['c'] + 'x' ~ \"y\" + (d | trim) }}")) == "{a.b.c+'xy'+(d|trim)}");
   CHECK(to_string(jinja_outline("{{ '}}' }}{{ \"it's %}\" }}")) == R"({'}}it\'s %}'})");
@@ -136,8 +140,8 @@ TEST_CASE("prune_outline: keeps what a plain conversation can reach") {
   CHECK(pruned("{% if not tools is none and x %}a{% elif x %}b{% endif %}c") == "{if x}{'b'}{endif}{'c'}");
   CHECK(pruned("{% if message.role == 'tool' %}a{% elif message.role != 'user' or y %}b{% else %}c{% endif %}") ==
         "{if message.role!='user' or y}{'b'}{else}{'c'}{endif}");
-  CHECK(pruned("{% if message.role == 'user' or message.role == 'system' %}a{% elif message.role == 'assistant' %}b{% else %}c{% endif %}") ==
-        "{if message.role=='user' or message.role=='system'}{'a'}{else}{'b'}{endif}");
+  CHECK(pruned("{% if message.role == 'user' or message.role == 'system' %}a{% elif message.role == 'assistant' %}b{% "
+               "else %}c{% endif %}") == "{if message.role=='user' or message.role=='system'}{'a'}{else}{'b'}{endif}");
 }
 
 }  // namespace

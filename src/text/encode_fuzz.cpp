@@ -26,7 +26,8 @@ Tokenizer byte_level() {
   }
   types.resize(texts.size(), 1);
   const std::vector<std::string_view> tokens(texts.begin(), texts.end());
-  return Tokenizer::from_gguf({.model = "gpt2", .pre = "llama-bpe", .tokens = tokens, .types = types, .merges = merges, .bos_id = 0});
+  return Tokenizer::from_gguf(
+      {.model = "gpt2", .pre = "llama-bpe", .tokens = tokens, .types = types, .merges = merges, .bos_id = 0});
 }
 
 Tokenizer pieces() {
@@ -42,12 +43,14 @@ Tokenizer pieces() {
   std::vector<float> scores(texts.size());
   for (size_t i = 0; i < scores.size(); ++i) scores[i] = -static_cast<float>(i % 7);
   const std::vector<std::string_view> tokens(texts.begin(), texts.end());
-  return Tokenizer::from_gguf({.model = "llama", .tokens = tokens, .types = types, .scores = scores, .add_space_prefix = false});
+  return Tokenizer::from_gguf(
+      {.model = "llama", .tokens = tokens, .types = types, .scores = scores, .add_space_prefix = false});
 }
 
 // ▁ of the text and the mark of a space are one character for pieces.
 std::string without_marks(std::string text) {
-  for (size_t at = text.find("\xE2\x96\x81"); at != std::string::npos; at = text.find("\xE2\x96\x81")) text.replace(at, 3, " ");
+  for (size_t at = text.find("\xE2\x96\x81"); at != std::string::npos; at = text.find("\xE2\x96\x81"))
+    text.replace(at, 3, " ");
   return text;
 }
 
@@ -59,7 +62,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (bytes.decode(bytes.encode(text).ids) != text) std::abort();
   if (marks.decode(marks.encode(text, {.parse_special = false}).ids) != without_marks(text)) std::abort();
   try {
-    ChatTemplate::from_source(text, "<s>", "</s>").render(std::vector<ChatMessage>{{"user", text}, {"assistant", text}}, true);
+    ChatTemplate::from_source(text, "<s>", "</s>")
+        .render(std::vector<ChatMessage>{{"user", text}, {"assistant", text}}, true);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::bug) std::abort();
   }

@@ -20,7 +20,8 @@ std::vector<GgufPreTokenizer> make_known() {
   const std::string qwen35 =
       contractions + R"(|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)" + spaces;
   // Words by letter case: "HTTPServer" is "HTTPServer", "camelCase" is "camel", "Case".
-  const std::string before = R"([^\r\n\p{L}\p{N}]?)", upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])", lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
+  const std::string before = R"([^\r\n\p{L}\p{N}]?)", upper = R"([\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])",
+                    lower = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
   const auto cased = [&](const std::string& tail) {
     return before + upper + "*" + lower + "+" + tail + "|" + before + upper + "+" + lower + "*" + tail;
   };
@@ -28,11 +29,12 @@ std::vector<GgufPreTokenizer> make_known() {
   const std::string gpt4o = cased(contractions + "?") + R"(|\p{N}{1,3})" + cased_symbols + spaces;
   const std::string tekken = cased("") + R"(|\p{N})" + cased_symbols + spaces;
   const std::string deepseek =
-      R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*)" + spaces;
+      R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*)" +
+      spaces;
   const std::string deepseek_cjk = R"([\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)";
   return {
-      {.names = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "modern-bert", "trillion", "granite-docling", "a.x-4.0",
-                 "mellum", "gigachat"},
+      {.names = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4", "modern-bert", "trillion", "granite-docling",
+                 "a.x-4.0", "mellum", "gigachat"},
        .patterns = {gpt2}},
       {.names = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"},
        .patterns = {R"(\p{N})", gpt2}},
@@ -41,7 +43,8 @@ std::vector<GgufPreTokenizer> make_known() {
        .ignore_merges = true,
        .add_bos = true},
       {.names = {"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"}, .patterns = {llama3}},
-      {.names = {"qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "solar-open", "grok-2"}, .patterns = {qwen2}},
+      {.names = {"qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "kormo", "solar-open", "grok-2"},
+       .patterns = {qwen2}},
       {.names = {"qwen35"}, .patterns = {qwen35}},
       {.names = {"minicpm5"}, .patterns = {R"(\p{N}{1,3})", minicpm5}, .ignore_merges = true},
       {.names = {"gpt-4o", "llama4", "kanana2", "minimax-m2"}, .patterns = {gpt4o}},

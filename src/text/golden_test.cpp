@@ -39,8 +39,15 @@ struct GgufArrays {
     token_views.assign(tokens.begin(), tokens.end());
   }
   Tokenizer load() const {
-    return Tokenizer::from_gguf({.model = model, .pre = pre, .tokens = token_views, .types = types, .scores = scores, .bos_id = 1,
-                                 .eos_id = 2, .unk_id = 0, .add_space_prefix = add_space_prefix});
+    return Tokenizer::from_gguf({.model = model,
+                                 .pre = pre,
+                                 .tokens = token_views,
+                                 .types = types,
+                                 .scores = scores,
+                                 .bos_id = 1,
+                                 .eos_id = 2,
+                                 .unk_id = 0,
+                                 .add_space_prefix = add_space_prefix});
   }
 };
 
@@ -59,7 +66,8 @@ TEST_CASE("tokenizer.json: byte-level tokenizers give the ids and texts of Huggi
 }
 
 TEST_CASE("tokenizer.json: tokenizers over pieces give the ids and texts of Hugging Face tokenizers") {
-  for (const char* name : {"gemma", "llama2", "mistral", "metaspace", "words", "splits"}) check_corpus(name, load_json(name));
+  for (const char* name : {"gemma", "llama2", "mistral", "metaspace", "words", "splits"})
+    check_corpus(name, load_json(name));
 }
 
 TEST_CASE("GGUF llama: gives the ids and texts of llama.cpp and SentencePiece") {

@@ -56,8 +56,9 @@ std::vector<std::string> simplify(std::vector<std::string> tokens) {
   std::replace(tokens.begin(), tokens.end(), std::string("~"), std::string("+"));
   std::vector<std::string> out;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const bool subscript = i + 2 < tokens.size() && tokens[i] == "[" && is_literal(tokens[i + 1]) && tokens[i + 2] == "]" &&
-                           !out.empty() && (is_name(out.back().back()) || out.back() == "]" || out.back() == ")");
+    const bool subscript = i + 2 < tokens.size() && tokens[i] == "[" && is_literal(tokens[i + 1]) &&
+                           tokens[i + 2] == "]" && !out.empty() &&
+                           (is_name(out.back().back()) || out.back() == "]" || out.back() == ")");
     if (subscript) {
       out.push_back(".");
       out.push_back(jinja_unquote(tokens[i + 1]));
@@ -65,8 +66,7 @@ std::vector<std::string> simplify(std::vector<std::string> tokens) {
       continue;
     }
     const bool joins = out.size() >= 2 && is_literal(tokens[i]) && out.back() == "+" &&
-                       is_literal(out[out.size() - 2]) &&
-                       (out.size() == 2 || out[out.size() - 3] == "+") &&
+                       is_literal(out[out.size() - 2]) && (out.size() == 2 || out[out.size() - 3] == "+") &&
                        (i + 1 == tokens.size() || tokens[i + 1] == "+");
     if (joins) {
       out.pop_back();
@@ -123,12 +123,14 @@ std::vector<std::string> jinja_tokens(std::string_view expression) { return simp
 std::string join_jinja_tokens(std::span<const std::string> tokens) {
   const auto is_word = [](const std::string& token) { return is_name(token[0]) || is_literal(token); };
   const auto is_keyword = [](const std::string& token) {
-    return token == "if" || token == "elif" || token == "and" || token == "or" || token == "not" || token == "in" || token == "else";
+    return token == "if" || token == "elif" || token == "and" || token == "or" || token == "not" || token == "in" ||
+           token == "else";
   };
   std::string text;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const bool space = i > 0 && (is_word(tokens[i]) ? is_word(tokens[i - 1]) || (is_keyword(tokens[i]) && tokens[i - 1] == ")")
-                                                    : is_keyword(tokens[i - 1]) && tokens[i] == "(");
+    const bool space =
+        i > 0 && (is_word(tokens[i]) ? is_word(tokens[i - 1]) || (is_keyword(tokens[i]) && tokens[i - 1] == ")")
+                                     : is_keyword(tokens[i - 1]) && tokens[i] == "(");
     text += (space ? " " : "") + tokens[i];
   }
   return text;

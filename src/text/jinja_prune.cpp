@@ -14,13 +14,29 @@ constexpr std::array<std::string_view, 3> roles = {"system", "user", "assistant"
 using Truth = std::optional<bool>;  // nothing: depends on the conversation
 
 Truth fact(std::string_view atom, std::string_view role) {
-  constexpr std::array<std::string_view, 21> never = {
-      "tools",          "tools is defined",         "tools is not none",     "custom_tools",           "custom_tools is defined",
-      "builtin_tools",  "builtin_tools is defined", "documents",             "documents is defined",   "date_string is defined",
-      "message.tool_calls", "message.tool_calls is defined", "'tool_calls' in message", "enable_thinking is defined",
-      "strftime_now is defined", "tools_in_user_message is defined", "message.content is mapping", "message.content is none",
-      "message.content is not string", "message.tool_calls is not none", "false"};
-  constexpr std::array<std::string_view, 4> always = {"tools is none", "message.content is string", "messages[0].content is string", "true"};
+  constexpr std::array<std::string_view, 21> never = {"tools",
+                                                      "tools is defined",
+                                                      "tools is not none",
+                                                      "custom_tools",
+                                                      "custom_tools is defined",
+                                                      "builtin_tools",
+                                                      "builtin_tools is defined",
+                                                      "documents",
+                                                      "documents is defined",
+                                                      "date_string is defined",
+                                                      "message.tool_calls",
+                                                      "message.tool_calls is defined",
+                                                      "'tool_calls' in message",
+                                                      "enable_thinking is defined",
+                                                      "strftime_now is defined",
+                                                      "tools_in_user_message is defined",
+                                                      "message.content is mapping",
+                                                      "message.content is none",
+                                                      "message.content is not string",
+                                                      "message.tool_calls is not none",
+                                                      "false"};
+  constexpr std::array<std::string_view, 4> always = {"tools is none", "message.content is string",
+                                                      "messages[0].content is string", "true"};
   for (std::string_view known : never) {
     if (atom == known) return false;
   }
@@ -93,7 +109,9 @@ class Condition {
   int depth_ = 0;
 };
 
-bool starts_with(const JinjaNode& node, std::string_view word) { return !node.is_output && node.text.starts_with(word); }
+bool starts_with(const JinjaNode& node, std::string_view word) {
+  return !node.is_output && node.text.starts_with(word);
+}
 
 class Pruner {
  public:
@@ -116,7 +134,8 @@ class Pruner {
   }
 
   static bool ends_block(const JinjaNode& node) {
-    return starts_with(node, "elif ") || starts_with(node, "else") || starts_with(node, "endif") || starts_with(node, "endfor");
+    return starts_with(node, "elif ") || starts_with(node, "else") || starts_with(node, "endif") ||
+           starts_with(node, "endfor");
   }
 
   // Up to a statement that ends the block, which is left.

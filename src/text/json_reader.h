@@ -85,7 +85,8 @@ class JsonNode {
   }
   // For what is understood but not implemented.
   [[noreturn]] void refuse(const std::string& construct) const {
-    throw Error(ErrorCode::bad_file, path_ + ": found " + construct + ", which is not supported; docs/formats.md lists what is");
+    throw Error(ErrorCode::bad_file,
+                path_ + ": found " + construct + ", which is not supported; docs/formats.md lists what is");
   }
 
  private:

@@ -39,7 +39,9 @@ struct KnownTemplate {
 };
 
 TurnFormat chatml() { return uniform_turns("chatml", "<|im_start|>", "\n", "<|im_end|>", "\n"); }
-TurnFormat llama3() { return uniform_turns("llama3", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", ""); }
+TurnFormat llama3() {
+  return uniform_turns("llama3", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "");
+}
 
 TurnFormat with_default_system(TurnFormat format, const std::string& text) {
   format.default_system = text;
@@ -78,21 +80,25 @@ TurnFormat mistral(const SpecialTexts& texts, const std::string& space, const st
 std::vector<KnownTemplate> make_known() {
   const std::string turn = R"({'<|im_start|>'+message.role+'\n'+message.content+'<|im_end|>\n'})";
   const std::string chatml_prompt = R"({if add_generation_prompt}{'<|im_start|>assistant\n'}{endif})";
-  const std::string llama3_prompt = R"({if add_generation_prompt}{'<|start_header_id|>assistant<|end_header_id|>\n\n'}{endif})";
-  const std::string llama3_turn = R"('<|start_header_id|>'+message.role+'<|end_header_id|>\n\n'+message.content|trim+'<|eot_id|>')";
+  const std::string llama3_prompt =
+      R"({if add_generation_prompt}{'<|start_header_id|>assistant<|end_header_id|>\n\n'}{endif})";
+  const std::string llama3_turn =
+      R"('<|start_header_id|>'+message.role+'<|end_header_id|>\n\n'+message.content|trim+'<|eot_id|>')";
   const std::string alternate = "{if (message.role=='user')!=(loop.index0%2==0)}{raise_exception('@@')}{endif}";
-  const std::string gemma_role = "{if (message.role=='assistant')}{set role='model'}{else}{set role=message.role}{endif}";
+  const std::string gemma_role =
+      "{if (message.role=='assistant')}{set role='model'}{else}{set role=message.role}{endif}";
   const std::string gemma_prompt = R"({if add_generation_prompt}{'<start_of_turn>model\n'}{endif})";
   std::vector<KnownTemplate> known;
-  const auto add = [&](std::string_view name, std::string shape, std::function<TurnFormat(const Holes&, const SpecialTexts&)> format) {
+  const auto add = [&](std::string_view name, std::string shape,
+                       std::function<TurnFormat(const Holes&, const SpecialTexts&)> format) {
     known.push_back({name, std::move(shape), std::move(format)});
   };
 
   add("chatml", "{for message in messages}" + turn + "{endfor}" + chatml_prompt, [](auto&, auto&) { return chatml(); });
   // A system turn for a conversation without one: SmolLM2 and Qwen2, then Qwen2.5.
   add("chatml",
-      R"({for message in messages}{if loop.first and messages[0].role!='system'}{'<|im_start|>system\n@@<|im_end|>\n'}{endif})" + turn +
-          "{endfor}" + chatml_prompt,
+      R"({for message in messages}{if loop.first and messages[0].role!='system'}{'<|im_start|>system\n@@<|im_end|>\n'}{endif})" +
+          turn + "{endfor}" + chatml_prompt,
       [](const Holes& holes, auto&) { return with_default_system(chatml(), holes[0]); });
   add("chatml",
       R"({if messages[0].role=='system'}{'<|im_start|>system\n'+messages[0].content+'<|im_end|>\n'}{else})"
@@ -108,7 +114,8 @@ std::vector<KnownTemplate> make_known() {
   add("llama3",
       "{bos_token}{set date_string='@@'}{if messages[0].role=='system'}{set system_message=messages[0].content|trim}"
       R"({set messages=messages[1:]}{else}{set system_message=''}{endif}{'<|start_header_id|>system<|end_header_id|>\n\n@@'+date_string)"
-      R"(+'\n\n'+system_message+'<|eot_id|>'}{for message in messages}{)" + llama3_turn + "}{endfor}" + llama3_prompt,
+      R"(+'\n\n'+system_message+'<|eot_id|>'}{for message in messages}{)" +
+          llama3_turn + "}{endfor}" + llama3_prompt,
       [](const Holes& holes, const SpecialTexts& texts) {
         TurnFormat format = starting(trimmed(llama3()), texts.bos);
         format.system = TurnFormat::System::always;
@@ -116,21 +123,25 @@ std::vector<KnownTemplate> make_known() {
         return format;
       });
   add("gemma",
-      "{bos_token}{if messages[0].role=='system'}{raise_exception('@@')}{endif}{for message in messages}" + alternate + gemma_role +
-          R"({'<start_of_turn>'+role+'\n'+message.content|trim+'<end_of_turn>\n'}{endfor})" + gemma_prompt,
+      "{bos_token}{if messages[0].role=='system'}{raise_exception('@@')}{endif}{for message in messages}" + alternate +
+          gemma_role + R"({'<start_of_turn>'+role+'\n'+message.content|trim+'<end_of_turn>\n'}{endfor})" + gemma_prompt,
       [](auto&, const SpecialTexts& texts) { return gemma(texts, TurnFormat::System::not_allowed); });
   add("gemma",
       R"({bos_token}{if messages[0].role=='system'}{set first_user_prefix=messages[0].content+'\n\n'}{set loop_messages=messages[1:]})"
-      "{else}{set first_user_prefix=''}{set loop_messages=messages}{endif}{for message in loop_messages}" + alternate + gemma_role +
+      "{else}{set first_user_prefix=''}{set loop_messages=messages}{endif}{for message in loop_messages}" +
+          alternate + gemma_role +
           R"({'<start_of_turn>'+role+'\n'+(first_user_prefix if loop.first else '')+message.content|trim+'<end_of_turn>\n'}{endfor})" +
           gemma_prompt,
       [](auto&, const SpecialTexts& texts) { return gemma(texts, TurnFormat::System::in_user); });
   // Mistral 7B Instruct 0.1 and kin, by what stands around an answer.
-  for (const auto& [expression, space, after] : std::vector<std::array<std::string, 3>>{
-           {"message.content+eos_token", "", ""}, {"message.content+eos_token+' '", "", " "}, {"' '+message.content+eos_token", " ", ""}}) {
+  for (const auto& [expression, space, after] :
+       std::vector<std::array<std::string, 3>>{{"message.content+eos_token", "", ""},
+                                               {"message.content+eos_token+' '", "", " "},
+                                               {"' '+message.content+eos_token", " ", ""}}) {
     add("mistral",
-        "{bos_token}{for message in messages}" + alternate + "{if message.role=='user'}{'[INST] '+message.content+' [/INST]'}" +
-            "{elif message.role=='assistant'}{" + expression + "}{else}{raise_exception('@@')}{endif}{endfor}",
+        "{bos_token}{for message in messages}" + alternate +
+            "{if message.role=='user'}{'[INST] '+message.content+' [/INST]'}" + "{elif message.role=='assistant'}{" +
+            expression + "}{else}{raise_exception('@@')}{endif}{endfor}",
         [space = space, after = after](auto&, const SpecialTexts& texts) { return mistral(texts, space, after); });
   }
   return known;
@@ -143,7 +154,8 @@ const std::vector<KnownTemplate>& known_templates() {
 
 }  // namespace
 
-std::shared_ptr<const ChatRenderer> find_known_template(const std::vector<JinjaNode>& outline, const SpecialTexts& texts) {
+std::shared_ptr<const ChatRenderer> find_known_template(const std::vector<JinjaNode>& outline,
+                                                        const SpecialTexts& texts) {
   const std::string program = to_string(outline);
   for (const KnownTemplate& known : known_templates()) {
     if (const auto holes = match(program, known.shape)) return make_turn_renderer(known.format(*holes, texts));

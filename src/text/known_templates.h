@@ -15,7 +15,8 @@ struct SpecialTexts {
 };
 
 // Null when no known template has this outline.
-std::shared_ptr<const ChatRenderer> find_known_template(const std::vector<JinjaNode>& outline, const SpecialTexts& texts);
+std::shared_ptr<const ChatRenderer> find_known_template(const std::vector<JinjaNode>& outline,
+                                                        const SpecialTexts& texts);
 std::string known_template_names();
 
 }  // namespace sluice

@@ -25,7 +25,8 @@ std::string unicode_form(std::string_view text, utf8proc_option_t options) {
   utf8proc_uint8_t* out = nullptr;
   const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                                              static_cast<utf8proc_ssize_t>(text.size()), &out, options);
-  check(size >= 0, ErrorCode::out_of_memory, "normalizing a text: " + std::string(size < 0 ? utf8proc_errmsg(size) : ""));
+  check(size >= 0, ErrorCode::out_of_memory,
+        "normalizing a text: " + std::string(size < 0 ? utf8proc_errmsg(size) : ""));
   std::string result(reinterpret_cast<const char*>(out), static_cast<size_t>(size));
   std::free(out);
   return result;
@@ -36,7 +37,8 @@ bool is_ascii(char c) { return static_cast<uint8_t>(c) < 0x80; }
 // End of the first base character at or after `at` and the marks that follow it.
 size_t sequence_end(std::string_view text, size_t at, size_t end) {
   at += utf8_length(text, at);
-  while (at < end && utf8proc_get_property(static_cast<utf8proc_int32_t>(utf8_decode(text, at)))->combining_class != 0) {
+  while (at < end &&
+         utf8proc_get_property(static_cast<utf8proc_int32_t>(utf8_decode(text, at)))->combining_class != 0) {
     at += utf8_length(text, at);
   }
   return at;

@@ -24,7 +24,8 @@ void find_matches(const PreTokenizerStep& step, std::string_view word, RegexScra
     from = end;
     if (begin == end) from = end < word.size() ? end + utf8_length(word, end) : end + 1;
   }
-  if (done < word.size()) found.push_back({{static_cast<int64_t>(done), static_cast<int64_t>(word.size())}, step.invert});
+  if (done < word.size())
+    found.push_back({{static_cast<int64_t>(done), static_cast<int64_t>(word.size())}, step.invert});
 }
 
 // Joins `found` as the behavior says; the flag then means "drop".
@@ -59,7 +60,8 @@ void join(SplitBehavior behavior, Flagged& found) {
   found = std::move(joined);
 }
 
-void split(const PreTokenizerStep& step, std::string_view text, PreTokenizerScratch& scratch, std::vector<ByteRange>& words) {
+void split(const PreTokenizerStep& step, std::string_view text, PreTokenizerScratch& scratch,
+           std::vector<ByteRange>& words) {
   std::swap(scratch.before, words);
   words.clear();
   for (const ByteRange& word : scratch.before) {
@@ -102,7 +104,8 @@ void rewrite(const PreTokenizerStep& step, AlignedText& text, std::vector<ByteRa
 
 }  // namespace
 
-void pre_tokenize(const PreTokenizer& steps, AlignedText& text, PreTokenizerScratch& scratch, std::vector<ByteRange>& words) {
+void pre_tokenize(const PreTokenizer& steps, AlignedText& text, PreTokenizerScratch& scratch,
+                  std::vector<ByteRange>& words) {
   words.clear();
   if (text.text().empty()) return;
   words.push_back({0, static_cast<int64_t>(text.text().size())});

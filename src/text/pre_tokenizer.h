@@ -38,6 +38,7 @@ struct PreTokenizerScratch {
 };
 
 // Sets `words` to the words of `text`, none empty, in order; a step may change the text.
-void pre_tokenize(const PreTokenizer& steps, AlignedText& text, PreTokenizerScratch& scratch, std::vector<ByteRange>& words);
+void pre_tokenize(const PreTokenizer& steps, AlignedText& text, PreTokenizerScratch& scratch,
+                  std::vector<ByteRange>& words);
 
 }  // namespace sluice

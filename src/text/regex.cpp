@@ -71,7 +71,14 @@ class Translator {
         else copy(2);
         return true;
       case 'v': out_ += "\\x0b", at_ += 2; return true;
-      case 'd': case 'D': case 'n': case 'r': case 't': case 'f': case 'a': case 'e': copy(2); return true;
+      case 'd':
+      case 'D':
+      case 'n':
+      case 'r':
+      case 't':
+      case 'f':
+      case 'a':
+      case 'e': copy(2); return true;
       default:
         if (c == '\0' || std::isalnum(static_cast<unsigned char>(c)) != 0) return false;
         copy(2);
@@ -89,7 +96,8 @@ class Translator {
       case 'w': out_ += "[" + word + "]"; break;
       case 'W': out_ += "[^" + word + "]"; break;
       case 'b': out_ += "(?:(?<=[" + word + "])(?![" + word + "])|(?<![" + word + "])(?=[" + word + "]))"; break;
-      case 'A': case 'z': out_ += pattern_.substr(at_, 2); break;
+      case 'A':
+      case 'z': out_ += pattern_.substr(at_, 2); break;
       default: refuse("\\" + std::string(1, c));
     }
     at_ += 2;
@@ -136,7 +144,8 @@ class Translator {
   void interval() {
     const size_t last = pattern_.find('}', at_);
     const std::string_view body = last == std::string_view::npos ? "" : pattern_.substr(at_ + 1, last - at_ - 1);
-    const bool is_interval = !body.empty() && body != "," && body.find_first_not_of("0123456789,") == std::string_view::npos;
+    const bool is_interval =
+        !body.empty() && body != "," && body.find_first_not_of("0123456789,") == std::string_view::npos;
     if (!is_interval) {
       out_ += "\\{", ++at_;
       return;
@@ -164,13 +173,15 @@ struct Regex::Code {
     PCRE2_SIZE offset = 0;
     pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(compiled.data()), compiled.size(), options, &error, &offset, context);
+    code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(compiled.data()), compiled.size(), options, &error, &offset,
+                         context);
     pcre2_compile_context_free(context);
     if (code == nullptr) {
       PCRE2_UCHAR message[128];
       pcre2_get_error_message(error, message, sizeof message);
       throw Error(ErrorCode::bad_file, "pattern " + std::string(pattern) + ": found a construct that PCRE2 refuses (" +
-                                           reinterpret_cast<const char*>(message) + "); convert the tokenizer to one without it");
+                                           reinterpret_cast<const char*>(message) +
+                                           "); convert the tokenizer to one without it");
     }
     jit = pcre2_jit_compile(code, PCRE2_JIT_COMPLETE) == 0;
   }
@@ -211,7 +222,8 @@ std::optional<ByteRange> Regex::find(std::string_view subject, size_t from, Rege
   int rc = code_->jit ? pcre2_jit_match(code_->code, text, subject.size(), from, 0, state.data, state.context)
                       : PCRE2_ERROR_JIT_STACKLIMIT;
   if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
-    rc = pcre2_match(code_->code, text, subject.size(), from, PCRE2_NO_JIT | PCRE2_NO_UTF_CHECK, state.data, state.context);
+    rc = pcre2_match(code_->code, text, subject.size(), from, PCRE2_NO_JIT | PCRE2_NO_UTF_CHECK, state.data,
+                     state.context);
   }
   if (rc == PCRE2_ERROR_NOMATCH) return std::nullopt;
   if (rc < 0) {

@@ -46,7 +46,8 @@ std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
   std::string_view bytes = tokenizer_.token_bytes(id);
   if (at_start_ && !bytes.empty()) {
-    for (size_t i = 0; i < tokenizer_.parts_->strip_leading_spaces && bytes.starts_with(' '); ++i) bytes.remove_prefix(1);
+    for (size_t i = 0; i < tokenizer_.parts_->strip_leading_spaces && bytes.starts_with(' '); ++i)
+      bytes.remove_prefix(1);
     at_start_ = false;
   }
   pending_ += bytes;

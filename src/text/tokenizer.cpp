@@ -12,7 +12,7 @@ namespace {
 
 // Tokens that end a turn or a text in the model families we know; a generation stops at them whatever eos is.
 constexpr std::array<std::string_view, 12> end_texts = {
-    "<|eot_id|>",      "<|eom_id|>",        "<|im_end|>", "<|end|>",  "<end_of_turn>", "<|endoftext|>",
+    "<|eot_id|>",      "<|eom_id|>",         "<|im_end|>", "<|end|>", "<end_of_turn>",         "<|endoftext|>",
     "<|end_of_text|>", "<end_of_utterance>", "<EOT>",      "<turn|>", "<｜end▁of▁sentence｜>", "[EOT]"};
 
 // One text on its way to tokens.
@@ -61,7 +61,8 @@ class Encoder {
   }
 
   void word(const AlignedText& text, ByteRange range) {
-    const std::string_view word = text.text().substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+    const std::string_view word =
+        text.text().substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
     std::span<const Symbol> symbols = scratch_.cache.find(word);
     if (symbols.empty()) {
       scratch_.symbols.clear();

@@ -27,9 +27,9 @@ namespace sluice {
 // tokenizer_config.json: which of the tokens play which part. Everything is optional.
 struct TokenizerConfig {
   std::optional<std::string> bos_token, eos_token, pad_token, unk_token;  // texts
-  std::optional<bool> add_bos_token, add_eos_token;                      // overrule the post-processor of tokenizer.json
-  std::vector<int32_t> stop_ids;     // eos_token_id of config.json and generation_config.json, if the caller has them
-  std::string chat_template;         // the default one; empty when there is none
+  std::optional<bool> add_bos_token, add_eos_token;  // overrule the post-processor of tokenizer.json
+  std::vector<int32_t> stop_ids;  // eos_token_id of config.json and generation_config.json, if the caller has them
+  std::string chat_template;      // the default one; empty when there is none
 
   // Throws Error(bad_file).
   static TokenizerConfig from_json(std::string_view tokenizer_config_json);
@@ -37,12 +37,12 @@ struct TokenizerConfig {
 
 // The metadata keys tokenizer.ggml.* of a GGUF file. The views need to live only while from_gguf runs.
 struct GgufVocabulary {
-  std::string_view model;                     // gpt2, llama, gemma4
-  std::string_view pre;                       // gpt2 only: smollm, llama-bpe, qwen2 …
+  std::string_view model;  // gpt2, llama, gemma4
+  std::string_view pre;    // gpt2 only: smollm, llama-bpe, qwen2 …
   std::span<const std::string_view> tokens;
-  std::span<const int32_t> types;             // token_type; empty: all normal
-  std::span<const std::string_view> merges;   // "left right"; gpt2 and gemma4
-  std::span<const float> scores;              // llama
+  std::span<const int32_t> types;            // token_type; empty: all normal
+  std::span<const std::string_view> merges;  // "left right"; gpt2 and gemma4
+  std::span<const float> scores;             // llama
   std::optional<int32_t> bos_id, eos_id, eot_id, pad_id, unk_id;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
 };
@@ -78,9 +78,10 @@ class Tokenizer {
   // them). Throws Error(bad_config) for an id outside the vocabulary.
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
-  std::optional<int32_t> token_id(std::string_view token_text) const;  // as written in the file: "Ġthe", "▁the", "<|im_end|>"
-  std::string_view token_text(int32_t id) const;                       // empty for an id without a token
-  std::string_view token_bytes(int32_t id) const;                      // what it decodes to
+  std::optional<int32_t> token_id(
+      std::string_view token_text) const;          // as written in the file: "Ġthe", "▁the", "<|im_end|>"
+  std::string_view token_text(int32_t id) const;   // empty for an id without a token
+  std::string_view token_bytes(int32_t id) const;  // what it decodes to
 
   int64_t vocab_size() const;  // largest id + 1; the embedding of a model may have more rows
   std::optional<int32_t> bos_id() const, eos_id() const, pad_id() const, unk_id() const;

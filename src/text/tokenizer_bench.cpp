@@ -23,7 +23,8 @@ struct MadeUpVocabulary {
     for (char c = 'a'; c <= 'z'; ++c) known.emplace_back(1, c);
     std::set<std::string> taken(known.begin(), known.end());
     for (uint64_t i = 0; texts.size() < size; i += 2) {
-      const std::string left = known[random_bits(1, 0, i) % known.size()], right = known[1 + random_bits(1, 0, i + 1) % 26];
+      const std::string left = known[random_bits(1, 0, i) % known.size()],
+                        right = known[1 + random_bits(1, 0, i + 1) % 26];
       if (left.size() > 8 || !taken.insert(left + right).second) continue;
       merges.push_back(left + " " + right);
       known.push_back(left + right);
@@ -33,11 +34,16 @@ struct MadeUpVocabulary {
     merge_views.assign(merges.begin(), merges.end());
   }
 
-  Tokenizer load() const { return Tokenizer::from_gguf({.model = "gpt2", .pre = "smollm", .tokens = token_views, .merges = merge_views}); }
+  Tokenizer load() const {
+    return Tokenizer::from_gguf({.model = "gpt2", .pre = "smollm", .tokens = token_views, .merges = merge_views});
+  }
 
   std::string as_json() const {
-    const auto quoted = [](const std::string& text) { return "\"" + (text == "\"" || text == "\\" ? "\\" + text : text) + "\""; };
-    std::string json = R"({"pre_tokenizer":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{)";
+    const auto quoted = [](const std::string& text) {
+      return "\"" + (text == "\"" || text == "\\" ? "\\" + text : text) + "\"";
+    };
+    std::string json =
+        R"({"pre_tokenizer":{"type":"ByteLevel"},"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{)";
     for (size_t i = 0; i < texts.size(); ++i) json += (i > 0 ? "," : "") + quoted(texts[i]) + ":" + std::to_string(i);
     json += "},\"merges\":[";
     for (size_t i = 0; i < merges.size(); ++i) json += (i > 0 ? "," : "") + quoted(merges[i]);

@@ -46,7 +46,8 @@ void add_merges(Bpe& model, std::span<const std::string_view> merges) {
   for (std::string_view merge : merges) {
     const size_t space = merge.find(' ', 1);
     check(space != std::string_view::npos, ErrorCode::bad_file,
-          "tokenizer.ggml.merges: found \"" + std::string(merge) + "\", needed two tokens with a space between; the file is damaged");
+          "tokenizer.ggml.merges: found \"" + std::string(merge) +
+              "\", needed two tokens with a space between; the file is damaged");
     model.add_merge(merge.substr(0, space), merge.substr(space + 1), false);
   }
 }
@@ -54,8 +55,8 @@ void add_merges(Bpe& model, std::span<const std::string_view> merges) {
 void read_gpt2(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   const GgufPreTokenizer& pre = gguf_pre_tokenizer(file.pre);
   check(!file.merges.empty(), ErrorCode::bad_file, "tokenizer.ggml.merges is missing; a gpt2 tokenizer needs it");
-  parts.model = Bpe(read_vocabulary(file), {.bytes_as_symbols = true, .ignore_merges = pre.ignore_merges,
-                                                  .unknown_id = parts.unk});
+  parts.model = Bpe(read_vocabulary(file),
+                    {.bytes_as_symbols = true, .ignore_merges = pre.ignore_merges, .unknown_id = parts.unk});
   add_merges(parts.model, file.merges);
   for (const std::string& pattern : pre.patterns) parts.pre_tokenizer.push_back({.pattern = Regex(pattern)});
   for (size_t id = 0; id < file.tokens.size(); ++id) {
@@ -70,7 +71,8 @@ void decode_pieces(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   for (size_t id = 0; id < file.tokens.size(); ++id) {
     std::string text(file.tokens[id]);
     const TokenType type = type_of(file, id);
-    if (type == byte || (type == normal && parts.model.settings().byte_fallback && text.size() == 6 && text.starts_with("<0x"))) {
+    if (type == byte ||
+        (type == normal && parts.model.settings().byte_fallback && text.size() == 6 && text.starts_with("<0x"))) {
       text = std::string(1, static_cast<char>(std::strtol(text.substr(3, 2).c_str(), nullptr, 16)));
     } else if (!is_added(type)) {
       for (size_t at = text.find(space_mark); at != std::string::npos; at = text.find(space_mark, at + 1)) {
@@ -156,7 +158,8 @@ Tokenizer Tokenizer::from_gguf(const GgufVocabulary& file) {
     if (!is_added(type)) continue;
     check(utf8_valid_end(file.tokens[id], 0) == file.tokens[id].size(), ErrorCode::bad_file,
           "tokenizer.ggml.tokens: special token " + std::to_string(id) + " is not UTF-8; the file is damaged");
-    added.push_back({.id = static_cast<int32_t>(id), .text = std::string(file.tokens[id]), .special = type != user_defined});
+    added.push_back(
+        {.id = static_cast<int32_t>(id), .text = std::string(file.tokens[id]), .special = type != user_defined});
     parts->added.add(static_cast<int32_t>(id), file.tokens[id]);
   }
   parts->finish(added, {});

@@ -56,7 +56,8 @@ void check_model(const JsonNode& model) {
   const std::string_view type = model.string_or("type", "BPE");
   if (type != "BPE") model.refuse("the model " + std::string(type));
   for (std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    if (!model.string_or(key, "").empty()) model.refuse(std::string(key) + " \"" + std::string(model.string_or(key, "")) + "\"");
+    if (!model.string_or(key, "").empty())
+      model.refuse(std::string(key) + " \"" + std::string(model.string_or(key, "")) + "\"");
   }
   double dropout = 0;
   if (const auto node = model.find("dropout"); node && node->raw().get(dropout) == simdjson::SUCCESS && dropout != 0) {
@@ -142,8 +143,9 @@ void apply_config(const TokenizerConfig& config, Tokenizer::Parts& parts) {
   parts.stop_ids = config.stop_ids;
   for (const auto* ids : {&parts.prefix, &parts.suffix}) {
     for (int32_t id : *ids) {
-      check(id >= 0 && id < parts.size(), ErrorCode::bad_file, "tokenizer.json.post_processor: found token id " + std::to_string(id) +
-                                                                   ", needed 0 to " + std::to_string(parts.size() - 1));
+      check(id >= 0 && id < parts.size(), ErrorCode::bad_file,
+            "tokenizer.json.post_processor: found token id " + std::to_string(id) + ", needed 0 to " +
+                std::to_string(parts.size() - 1));
     }
   }
 }

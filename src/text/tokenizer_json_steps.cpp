@@ -17,7 +17,8 @@ void for_each_step(const std::optional<JsonNode>& node, std::string_view list, c
   const JsonNode parts = node->at(list);
   size_t i = 0;
   for (auto part : parts.array()) {
-    for_each_step(std::optional(JsonNode(part, parts.path() + "[" + std::to_string(i++) + "]")), list, visit, depth + 1);
+    for_each_step(std::optional(JsonNode(part, parts.path() + "[" + std::to_string(i++) + "]")), list, visit,
+                  depth + 1);
   }
 }
 
@@ -74,7 +75,8 @@ void read_pre_tokenizer_step(const JsonNode& node, JsonPreTokenizer& out) {
   if (type == "ByteLevel") return read_byte_level(node, out);
   if (type == "Metaspace") return read_metaspace(node, out);
   if (type == "Split") {
-    out.steps.push_back({.pattern = read_pattern(node), .behavior = read_behavior(node.at("behavior")),
+    out.steps.push_back({.pattern = read_pattern(node),
+                         .behavior = read_behavior(node.at("behavior")),
                          .invert = node.boolean_or("invert", false)});
     return;
   }
@@ -106,7 +108,8 @@ void read_normalizer_step(const JsonNode& node, Normalizer& out) {
   else if (type == "NFKD") out.push_back({.kind = Kind::nfkd});
   else if (type == "Prepend") out.push_back({.kind = Kind::prepend, .text = std::string(node.at("prepend").string())});
   else if (type == "Replace")
-    out.push_back({.kind = Kind::replace, .pattern = read_pattern(node), .text = std::string(node.at("content").string())});
+    out.push_back(
+        {.kind = Kind::replace, .pattern = read_pattern(node), .text = std::string(node.at("content").string())});
   else node.refuse("the normalizer " + type);
 }
 
@@ -121,7 +124,8 @@ void read_decoder_step(const JsonNode& node, bool& fused, JsonDecoder& out) {
     fused = true;
   } else if (type == "Replace") {
     const auto text = node.at("pattern").find("String");
-    if (!text || fused || out.byte_fallback) node.refuse(text ? "Replace after ByteFallback or Fuse" : "Replace of a Regex");
+    if (!text || fused || out.byte_fallback)
+      node.refuse(text ? "Replace after ByteFallback or Fuse" : "Replace of a Regex");
     if (text->string().empty()) node.refuse("Replace of an empty text");
     out.replacements.emplace_back(text->string(), node.at("content").string());
   } else if (type == "Strip") {
@@ -138,7 +142,8 @@ void read_decoder_step(const JsonNode& node, bool& fused, JsonDecoder& out) {
 }
 
 void replace_all(std::string& text, const std::string& what, const std::string& by) {
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size())) text.replace(at, what.size(), by);
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
+    text.replace(at, what.size(), by);
 }
 
 std::optional<char> byte_of(std::string_view token) {
@@ -182,7 +187,8 @@ JsonPreTokenizer read_pre_tokenizer(const std::optional<JsonNode>& node) {
 }
 
 JsonDecoder read_decoder(const std::optional<JsonNode>& node) {
-  check(node.has_value(), ErrorCode::bad_file, "tokenizer.json has no decoder, needed one; convert the tokenizer again");
+  check(node.has_value(), ErrorCode::bad_file,
+        "tokenizer.json has no decoder, needed one; convert the tokenizer again");
   JsonDecoder decoder;
   bool fused = false;
   for_each_step(node, "decoders", [&](const JsonNode& step) { read_decoder_step(step, fused, decoder); });

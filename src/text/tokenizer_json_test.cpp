@@ -34,18 +34,22 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 TEST_CASE("from_tokenizer_json: what is not implemented is refused by its name") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"normalizer": {"type": "Lowercase"}})", "the normalizer Lowercase"},
-      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Precompiled"}]}})", "the normalizer Precompiled"},
+      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Precompiled"}]}})",
+       "the normalizer Precompiled"},
       {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})", "the pre-tokenizer BertPreTokenizer"},
       {R"({"pre_tokenizer": {"type": "UnicodeScripts"}})", "the pre-tokenizer UnicodeScripts"},
-      {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})", "Digits after ByteLevel"},
+      {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})",
+       "Digits after ByteLevel"},
       {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a&&b]"}, "behavior": "Isolated"}})", "&&"},
-      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Sideways"}})", "the behavior Sideways"},
+      {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Sideways"}})",
+       "the behavior Sideways"},
       {R"({"decoder": {"type": "WordPiece"}})", "the decoder WordPiece"},
       {R"({"decoder": null})", "no decoder"},
       {R"({"post_processor": {"type": "RobertaProcessing"}})", "the post-processor RobertaProcessing"},
       {R"({"model": {"type": "Unigram", "vocab": []}})", "the model Unigram"},
       {R"({"model": {"type": "WordPiece", "vocab": {}}})", "the model WordPiece"},
-      {R"({"model": {"type": "BPE", "end_of_word_suffix": "</w>", "vocab": {"a": 0}, "merges": []}})", "end_of_word_suffix"},
+      {R"({"model": {"type": "BPE", "end_of_word_suffix": "</w>", "vocab": {"a": 0}, "merges": []}})",
+       "end_of_word_suffix"},
       {R"({"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}})", "dropout"},
   };
   for (const auto& [patch, name] : cases) {
@@ -86,6 +90,15 @@ TEST_CASE("from_tokenizer_json: a damaged file gives one line that says where") 
   }
 }
 
+TEST_CASE("from_tokenizer_json: a merge that stands twice has its last rank, as in Hugging Face tokenizers") {
+  Json json = base_json();
+  json["pre_tokenizer"] = nullptr, json["post_processor"] = nullptr, json["added_tokens"] = nullptr;
+  json["decoder"] = Json::parse(R"({"type": "Fuse"})");
+  json["model"] = Json::parse(
+      R"({"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4}, "merges": ["a b", "b c", "a b"]})");
+  CHECK(Tokenizer::from_tokenizer_json(json.dump()).encode("abc").ids == std::vector<int32_t>{0, 4});
+}
+
 TEST_CASE("TokenizerConfig: names the special tokens and overrules the post-processor") {
   const std::string json = read_text(golden_tokenizer_folder() + "llama2.tokenizer.json");
   const TokenizerConfig config = TokenizerConfig::from_json(
@@ -111,7 +124,8 @@ TEST_CASE("TokenizerConfig: names the special tokens and overrules the post-proc
 
 TEST_CASE("FieldD1_encode: a rendered template that writes BOS gives exactly one, with or without the post-processor") {
   const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(base_json().dump(), {.bos_token = "<|begin_of_text|>"});
-  for (const char* text : {"<|begin_of_text|><|start_header_id|>user", "<|start_header_id|>user", "<|begin_of_text|>", "", "x"}) {
+  for (const char* text :
+       {"<|begin_of_text|><|start_header_id|>user", "<|start_header_id|>user", "<|begin_of_text|>", "", "x"}) {
     CAPTURE(text);
     const std::vector<int32_t> ids = tokenizer.encode(text, {.add_special = true}).ids;
     CHECK(std::count(ids.begin(), ids.end(), *tokenizer.bos_id()) == 1);
@@ -122,10 +136,19 @@ TEST_CASE("FieldD1_encode: a rendered template that writes BOS gives exactly one
 // Tokens of `whole` that lie in its first `seam` bytes, and how many straddle it.
 TEST_CASE("FieldD8_encode: one pass over prompt and answer gives offsets that say what belongs to which") {
   for (const char* name : {"llama3", "smollm", "gemma", "llama2"}) {
-    const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(read_text(golden_tokenizer_folder() + std::string(name) + ".tokenizer.json"));
-    for (const auto& [prompt, answer] : std::vector<std::pair<std::string, std::string>>{
-             {"The answer: ", "yes"}, {"Answer:", " yes"}, {"line\n", "\nmore"}, {"x\xF0\x9F\x91", "\x8D thumb"}, {"👩\u200d", "👧"},
-             {"riv", "er"}, {"12", "34"}, {"a ", "  b"}, {"don", "'t"}, {"e", "\u0301"}}) {
+    const Tokenizer tokenizer =
+        Tokenizer::from_tokenizer_json(read_text(golden_tokenizer_folder() + std::string(name) + ".tokenizer.json"));
+    for (const auto& [prompt, answer] :
+         std::vector<std::pair<std::string, std::string>>{{"The answer: ", "yes"},
+                                                          {"Answer:", " yes"},
+                                                          {"line\n", "\nmore"},
+                                                          {"x\xF0\x9F\x91", "\x8D thumb"},
+                                                          {"👩\u200d", "👧"},
+                                                          {"riv", "er"},
+                                                          {"12", "34"},
+                                                          {"a ", "  b"},
+                                                          {"don", "'t"},
+                                                          {"e", "\u0301"}}) {
       CAPTURE(name);
       CAPTURE(prompt);
       const std::string whole = prompt + answer;
@@ -168,7 +191,8 @@ TEST_CASE("Regex: Oniguruma's constructs are read as Oniguruma reads them") {
   CHECK(found("\\u00e9", "caf\u00e9") == "\u00e9");
   CHECK(found("[]a]+", "x]a") == "]a");
   CHECK(found("\\p{^L}+", "ab12") == "12");
-  for (const char* pattern : {"\\h", "[a[b]]", "[\\p{L}&&\\p{Lu}]", "(?m:a)", "(?<n>a)", "a{1,2}+", "\\X", "(", "[a", "a\\", "\\1", "*"}) {
+  for (const char* pattern :
+       {"\\h", "[a[b]]", "[\\p{L}&&\\p{Lu}]", "(?m:a)", "(?<n>a)", "a{1,2}+", "\\X", "(", "[a", "a\\", "\\1", "*"}) {
     CAPTURE(pattern);
     CHECK_THROWS_AS(Regex{pattern}, Error);
   }
@@ -176,7 +200,8 @@ TEST_CASE("Regex: Oniguruma's constructs are read as Oniguruma reads them") {
 
 TEST_CASE("encode: texts that make a pattern backtrack or a word grow come back in time") {
   const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(base_json().dump());
-  for (const std::string& part : {std::string(" "), std::string("\n"), std::string("a"), std::string("\u0301"), std::string("!"), std::string("\xFF")}) {
+  for (const std::string& part : {std::string(" "), std::string("\n"), std::string("a"), std::string("\u0301"),
+                                  std::string("!"), std::string("\xFF")}) {
     std::string text;
     while (text.size() < 300'000) text += part;
     const Encoding encoding = tokenizer.encode(text);

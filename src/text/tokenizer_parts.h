@@ -51,16 +51,16 @@ struct Tokenizer::Parts {
   Bpe model;
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
-  Vocabulary added;                             // texts of the added tokens; they go before the model's vocabulary
-  AddedTokenMatcher raw_tokens;                 // found in the text as written
-  AddedTokenMatcher normalized_tokens;          // found after the normalizer
-  std::vector<int32_t> prefix, suffix;          // what add_special puts around a text
+  Vocabulary added;                     // texts of the added tokens; they go before the model's vocabulary
+  AddedTokenMatcher raw_tokens;         // found in the text as written
+  AddedTokenMatcher normalized_tokens;  // found after the normalizer
+  std::vector<int32_t> prefix, suffix;  // what add_special puts around a text
   std::optional<int32_t> bos, eos, pad, unk;
-  std::vector<bool> special;                    // by id
+  std::vector<bool> special;  // by id
   std::vector<int32_t> stop_ids;
 
-  std::vector<std::string> decoded;             // by id: the bytes a token stands for
-  size_t strip_leading_spaces = 0;              // taken off the start of a decoded text
+  std::vector<std::string> decoded;  // by id: the bytes a token stands for
+  size_t strip_leading_spaces = 0;   // taken off the start of a decoded text
 
   mutable ScratchPool scratch;
 

@@ -28,7 +28,13 @@ struct TinyGguf {
     types.resize(texts.size(), 1);
     tokens.assign(texts.begin(), texts.end());
     merges.assign(merge_texts.begin(), merge_texts.end());
-    file = {.model = "gpt2", .pre = "smollm", .tokens = tokens, .types = types, .merges = merges, .bos_id = 0, .eos_id = 1,
+    file = {.model = "gpt2",
+            .pre = "smollm",
+            .tokens = tokens,
+            .types = types,
+            .merges = merges,
+            .bos_id = 0,
+            .eos_id = 1,
             .add_bos = true};
   }
 };
@@ -104,7 +110,8 @@ TEST_CASE("encode: offsets tile the text, also inside a character and through by
     end = encoding.offsets[i].end;
     if (i > 0) {
       CHECK(tokenizer.token_bytes(encoding.ids[i]) ==
-            std::string_view(text).substr(static_cast<size_t>(encoding.offsets[i].begin), static_cast<size_t>(encoding.offsets[i].size())));
+            std::string_view(text).substr(static_cast<size_t>(encoding.offsets[i].begin),
+                                          static_cast<size_t>(encoding.offsets[i].size())));
     }
   }
   CHECK(end == static_cast<int64_t>(text.size()));

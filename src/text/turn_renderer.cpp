@@ -11,9 +11,10 @@ using System = TurnFormat::System;
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view space = " \t\n\r\f\v\x1C\x1D\x1E\x1F";
   const auto strip_wide = [](std::string_view t) {  // the white space outside ASCII: U+0085, U+00A0, U+1680, U+2000 …
-    for (std::string_view wide : {"\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82", "\xE2\x80\x83",
-                                  "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86", "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89",
-                                  "\xE2\x80\x8A", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"}) {
+    for (std::string_view wide :
+         {"\xC2\x85", "\xC2\xA0", "\xE1\x9A\x80", "\xE2\x80\x80", "\xE2\x80\x81", "\xE2\x80\x82", "\xE2\x80\x83",
+          "\xE2\x80\x84", "\xE2\x80\x85", "\xE2\x80\x86", "\xE2\x80\x87", "\xE2\x80\x88", "\xE2\x80\x89",
+          "\xE2\x80\x8A", "\xE2\x80\xA8", "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"}) {
       if (t.starts_with(wide)) t.remove_prefix(wide.size());
       if (t.ends_with(wide)) t.remove_suffix(wide.size());
     }
@@ -64,12 +65,14 @@ class TurnRenderer final : public ChatRenderer {
   void check_messages(std::span<const ChatMessage> messages) const {
     check(!messages.empty(), ErrorCode::bad_config, "messages is empty, needed at least one");
     const size_t first_turn = messages[0].role == "system" ? 1 : 0;
-    const bool system_first_only = format_.alternate || format_.system == System::in_user || format_.system == System::not_allowed;
+    const bool system_first_only =
+        format_.alternate || format_.system == System::in_user || format_.system == System::not_allowed;
     for (size_t i = 0; i < messages.size(); ++i) {
       const std::string& role = messages[i].role;
       const std::string which = "message " + std::to_string(i) + " has role \"" + role + "\", ";
       const bool known = role == "system" || role == "user" || role == "assistant";
-      check(known, ErrorCode::bad_config, which + "needed system, user or assistant; rename the role or drop the message");
+      check(known, ErrorCode::bad_config,
+            which + "needed system, user or assistant; rename the role or drop the message");
       check(role != "system" || format_.system != System::not_allowed, ErrorCode::bad_config,
             which + "but the model's template has no system role; put its text into the first user message");
       check(role != "system" || i == 0 || !system_first_only, ErrorCode::bad_config,
@@ -77,13 +80,15 @@ class TurnRenderer final : public ChatRenderer {
       if (!format_.alternate || i < first_turn) continue;
       const bool user_is_next = (i - first_turn) % 2 == 0;
       check((role == "user") == user_is_next, ErrorCode::bad_config,
-            which + "needed " + (user_is_next ? "user" : "assistant") + ": the model's template wants user and assistant in turn");
+            which + "needed " + (user_is_next ? "user" : "assistant") +
+                ": the model's template wants user and assistant in turn");
     }
   }
 
   std::string_view content_of(std::string_view content) const { return format_.trim ? trimmed(content) : content; }
 
-  void turn(RenderedChat& chat, const TurnFormat::Role& role, const std::string& prefix, std::string_view content) const {
+  void turn(RenderedChat& chat, const TurnFormat::Role& role, const std::string& prefix,
+            std::string_view content) const {
     chat.text += role.before + prefix;
     chat.text += content_of(content);
     chat.text += role.after;
@@ -106,7 +111,9 @@ class TurnRenderer final : public ChatRenderer {
 
 TurnFormat uniform_turns(std::string name, const std::string& open, const std::string& close, const std::string& end,
                          const std::string& after, const std::string& assistant) {
-  const auto role = [&](const std::string& role_name) { return TurnFormat::Role{open + role_name + close, end + after}; };
+  const auto role = [&](const std::string& role_name) {
+    return TurnFormat::Role{open + role_name + close, end + after};
+  };
   return {.name = std::move(name),
           .system_turn = role("system"),
           .user_turn = role("user"),

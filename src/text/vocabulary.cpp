@@ -14,14 +14,16 @@ void Vocabulary::reserve(size_t num_tokens, size_t num_bytes) {
 
 bool Vocabulary::add(int32_t id, std::string_view text, bool can_find) {
   if (id < 0 || id > max_id) {
-    throw Error(ErrorCode::bad_file, "token \"" + std::string(text) + "\" has id " + std::to_string(id) + ", needed 0 to " +
-                                         std::to_string(max_id) + "; the vocabulary is damaged");
+    throw Error(ErrorCode::bad_file, "token \"" + std::string(text) + "\" has id " + std::to_string(id) +
+                                         ", needed 0 to " + std::to_string(max_id) + "; the vocabulary is damaged");
   }
   if (has(id)) {
     throw Error(ErrorCode::bad_file, "tokens \"" + std::string(this->text(id)) + "\" and \"" + std::string(text) +
-                                         "\" both have id " + std::to_string(id) + ", needed one id each; the vocabulary is damaged");
+                                         "\" both have id " + std::to_string(id) +
+                                         ", needed one id each; the vocabulary is damaged");
   }
-  check(bytes_.size() + text.size() < UINT32_MAX, ErrorCode::bad_file, "the vocabulary has over 4 GiB of text; it is damaged");
+  check(bytes_.size() + text.size() < UINT32_MAX, ErrorCode::bad_file,
+        "the vocabulary has over 4 GiB of text; it is damaged");
   if (id >= size()) entries_.resize(static_cast<size_t>(id) + 1);
   entries_[static_cast<size_t>(id)] = {static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(text.size()), true};
   bytes_ += text;
@@ -34,9 +36,7 @@ bool Vocabulary::add(int32_t id, std::string_view text, bool can_find) {
   return true;
 }
 
-int32_t Vocabulary::find(std::string_view text) const {
-  return slots_.empty() ? -1 : slots_[slot_of(text)];
-}
+int32_t Vocabulary::find(std::string_view text) const { return slots_.empty() ? -1 : slots_[slot_of(text)]; }
 
 std::string_view Vocabulary::text(int32_t id) const {
   if (!has(id)) return {};

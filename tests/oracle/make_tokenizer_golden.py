@@ -9,6 +9,7 @@ Writes tests/golden/tokenizer/:
     <name>.vocabulary.json     the same as the arrays of a GGUF file: model, pre, tokens, types, merges or scores
     <name>.expected            a line for each document: hash of the ids (FNV-1a, folded to 32 bits), hash of the decoded text or =
                                when it is the document, the number of ids and, for each 200th document, ": id id …"
+    splits.json                what each pre-tokenizer makes of short texts
     cases.json                 single texts with options, for added tokens, post-processors and boundaries
 Where two judges answer (tokenizers, SentencePiece, llama.cpp), the script prints how many documents they disagree on.
 """
@@ -279,8 +280,27 @@ def cases(tokenizers):
         f.write("[\n" + ",\n".join(json.dumps(c, ensure_ascii=False) for c in out) + "\n]\n")
 
 
+def split_cases():
+    """Every behavior of Split, inverted or not, and the pre-tokenizers that are splits by another name."""
+    texts = ["--a--b1-", "a", "--", "a  b   c ", "1a22b333", "▁▁x▁y", "x(y),z!", "", "é-ü"]
+    behaviors = ["removed", "isolated", "contiguous", "merged_with_previous", "merged_with_next"]
+    named = [({"type": "Split", "pattern": {kind: p}, "behavior": b.title().replace("_", "").replace("with", "With"), "invert": i},
+              pre_tokenizers.Split(p if kind == "String" else Regex(p), b, i))
+             for kind, p in (("String", "-"), ("Regex", r"\d"), ("Regex", r"\s+"), ("Regex", "(?=b)|x")) for b in behaviors for i in (False, True)]
+    named += [({"type": "Digits", "individual_digits": i}, pre_tokenizers.Digits(i)) for i in (False, True)]
+    named += [({"type": "Punctuation", "behavior": b}, pre_tokenizers.Punctuation(b.lower())) for b in ("Removed", "Isolated", "Contiguous")]
+    named += [({"type": "Whitespace"}, pre_tokenizers.Whitespace()), ({"type": "WhitespaceSplit"}, pre_tokenizers.WhitespaceSplit()),
+              ({"type": "CharDelimiterSplit", "delimiter": "-"}, pre_tokenizers.CharDelimiterSplit("-"))]
+    named += [({"type": "Metaspace", "replacement": "▁", "prepend_scheme": p, "split": s}, pre_tokenizers.Metaspace("▁", p, s))
+              for p in ("always", "first", "never") for s in (False, True)]
+    out = [{"pre_tokenizer": config, "text": t, "pieces": [x for x, _ in pre.pre_tokenize_str(t)] if t else []} for config, pre in named for t in texts]
+    with open(f"{OUT}/splits.json", "w") as f:
+        f.write("[\n" + ",\n".join(json.dumps(c, ensure_ascii=False) for c in out) + "\n]\n")
+
+
 def main():
     os.makedirs(OUT, exist_ok=True)
+    split_cases()
     documents = corpus()
     with open(f"{OUT}/corpus.jsonl", "w", newline="\n") as f:
         f.writelines(json.dumps(d, ensure_ascii=False).replace("\x85", "\\u0085").replace("\u2028", "\\u2028") + "\n" for d in documents)

@@ -3,17 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 
+#include "data/jsonl.h"
 #include "data/row_format.h"
 
 namespace sluice {
 
 namespace {
-
-constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 struct Rendered {
   std::string text;
@@ -68,26 +65,6 @@ Sample tokenise(const DataRow& row, const ModelText& text, bool mask_prompt, boo
 
 int64_t prompt_length(const Sample& sample) {
   return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
-}
-
-// Calls use(line, number) until it returns false; an Error from it gets file and row in front.
-template <class Use>
-void for_each_line(const std::string& path, const Use& use) {
-  check(!std::filesystem::is_directory(path), ErrorCode::bad_file, path + " is a folder, needed a .jsonl file");
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), ErrorCode::bad_file, path + " cannot be read; give the path of a .jsonl file");
-  std::string line;
-  for (int64_t number = 1; std::getline(file, line); ++number) {
-    std::string_view content = line;
-    if (number == 1 && content.starts_with(byte_order_mark)) content.remove_prefix(byte_order_mark.size());
-    if (content.ends_with('\r')) content.remove_suffix(1);
-    try {
-      if (!use(content, number)) return;
-    } catch (Error& e) {
-      throw e.while_doing(fmt::format("{}: row {}", path, number));
-    }
-  }
-  check(!file.bad(), ErrorCode::bad_file, path + ": reading stopped with an error of the disk");
 }
 
 // Collects samples under the policy for lengths.

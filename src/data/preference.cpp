@@ -1,0 +1,244 @@
+#include "data/preference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "data/jsonl.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr const char* needed = "{\"prompt\", \"chosen\", \"rejected\"}, each a string or a list of messages";
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
+
+Json parse_object(std::string_view line) {
+  Json row;
+  try {
+    row = Json::parse(line.begin(), line.end());
+  } catch (const Json::parse_error& e) {
+    refuse(fmt::format("column {}: no JSON, needed one object a line: {}", e.byte, needed));
+  }
+  if (!row.is_object()) refuse(fmt::format("no JSON object, needed one a line: {}", needed));
+  for (const char* key : {"chosen", "rejected"}) {
+    if (!row.contains(key))
+      refuse(fmt::format("there is no \"{}\", needed {}; objective sft reads other rows", key, needed));
+    const Json& answer = row[key];
+    const bool empty = answer.is_string() ? answer.get_ref<const std::string&>().empty() : answer.empty();
+    if ((!answer.is_string() && !answer.is_array()) || empty)
+      refuse(fmt::format("{} is empty or no text, needed a string or a list of messages", key));
+  }
+  if (row["chosen"].type() != row["rejected"].type())
+    refuse("chosen and rejected are of different kinds, needed two strings or two lists of messages");
+  return row;
+}
+
+bool begins_with_answer(const Json& messages) {
+  return messages[0].is_object() && messages[0].value("role", Json()) == "assistant";
+}
+
+// {"prompt", "completion"} for each answer, whatever the row's form.
+struct Completions {
+  Json chosen, rejected;
+};
+
+Completions split(const Json& row) {
+  const Json &chosen = row["chosen"], &rejected = row["rejected"];
+  if (chosen.is_array() && !(begins_with_answer(chosen) && begins_with_answer(rejected))) {
+    size_t common = 0;
+    while (common < std::min(chosen.size(), rejected.size()) && chosen[common] == rejected[common]) ++common;
+    if (common == chosen.size() || common == rejected.size())
+      refuse("chosen and rejected do not differ in an answer; drop the row");
+    if (common == 0)
+      refuse("chosen and rejected share no message that could be the prompt; needed conversations that begin alike");
+    const auto at = [&](const Json& list, bool tail) {
+      Json part = Json::array();
+      for (size_t i = tail ? common : 0; i < (tail ? list.size() : common); ++i) part.push_back(list[i]);
+      return part;
+    };
+    return {{{"prompt", at(chosen, false)}, {"completion", at(chosen, true)}},
+            {{"prompt", at(rejected, false)}, {"completion", at(rejected, true)}}};
+  }
+  if (!row.contains("prompt")) refuse(fmt::format("there is no \"prompt\", needed {}", needed));
+  return {{{"prompt", row["prompt"]}, {"completion", chosen}}, {{"prompt", row["prompt"]}, {"completion", rejected}}};
+}
+
+int64_t first_target(const Sample& s) {
+  return std::find(s.supervised.begin(), s.supervised.end(), 1) - s.supervised.begin();
+}
+
+int64_t shared_tokens(const Sample& a, const Sample& b) {
+  const int64_t limit = std::min(first_target(a), first_target(b));
+  int64_t shared = 0;
+  while (shared < limit && a.ids[static_cast<size_t>(shared)] == b.ids[static_cast<size_t>(shared)]) ++shared;
+  return shared;
+}
+
+class Reader {
+ public:
+  Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
+      : text_(text), options_(options) {
+    data_.report.path = path;
+    data_.report.max_seq_length = options.max_seq_length;
+    data_.report.truncate = options.truncate;
+  }
+
+  void line(std::string_view line, int64_t number) {
+    DataReport& report = data_.report;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+      ++report.blank_lines;
+      return;
+    }
+    PairSample pair = make_pair_sample(line, text_);
+    pair.row = pair.chosen.row = pair.rejected.row = number;
+    ++report.rows_read;
+    ++report.kinds["preference"];
+    lengths_.push_back(static_cast<int64_t>(std::max(pair.chosen.ids.size(), pair.rejected.ids.size())));
+    prompts_.push_back(pair.shared);
+    keep(std::move(pair));
+  }
+
+  PreferenceData finish() {
+    DataReport& report = data_.report;
+    report.lengths = Quantiles::of(lengths_);
+    report.prompts = Quantiles::of(prompts_);
+    report.rows_kept = static_cast<int64_t>(data_.pairs.size());
+    check(report.rows_read > 0, ErrorCode::bad_file,
+          report.path + ": there is no row in it; needed one JSON object a line");
+    check(report.rows_kept > 0, ErrorCode::bad_config,
+          fmt::format("{}: none of {} rows can be trained on: {} have a sequence longer than max_seq_length {}, {} an "
+                      "answer without a token{}; "
+                      "set max_seq_length to {} to keep every row ({} for half of them)",
+                      report.path, report.rows_read, report.rows_too_long, report.max_seq_length,
+                      report.rows_without_targets, report.rows_cut > 0 ? " left when cut" : "", report.lengths.largest,
+                      report.lengths.median));
+    for (const PairSample& pair : data_.pairs) {
+      report.tokens += pair.num_tokens();
+      report.supervised += pair.chosen.num_targets() + pair.rejected.num_targets();
+    }
+    return std::move(data_);
+  }
+
+ private:
+  void keep(PairSample pair) {
+    DataReport& report = data_.report;
+    const auto limit = static_cast<size_t>(options_.max_seq_length);
+    if (std::max(pair.chosen.ids.size(), pair.rejected.ids.size()) > limit) {
+      if (!options_.truncate) {
+        ++report.rows_too_long;
+        return;
+      }
+      ++report.rows_cut;
+      for (Sample* s : {&pair.chosen, &pair.rejected}) {
+        if (s->ids.size() <= limit) continue;
+        report.tokens_cut += static_cast<int64_t>(s->ids.size() - limit);
+        s->ids.resize(limit);
+        s->supervised.resize(limit);
+      }
+    }
+    if (pair.chosen.num_targets() == 0 || pair.rejected.num_targets() == 0) {
+      ++report.rows_without_targets;
+      return;
+    }
+    pair.shared = shared_tokens(pair.chosen, pair.rejected);
+    data_.pairs.push_back(std::move(pair));
+  }
+
+  const ModelText& text_;
+  const DatasetOptions options_;
+  PreferenceData data_;
+  std::vector<int64_t> lengths_, prompts_;
+};
+
+// Fills a batch pair by pair.
+class Packer {
+ public:
+  explicit Packer(const PackOptions& options) : options_(options) {}
+
+  void add(const PairSample& pair) {
+    const auto index = static_cast<int32_t>(batch_.num_pairs++);
+    const auto shared = static_cast<size_t>(options_.share_prompt ? pair.shared : 0);
+    const Branch chosen{pair.chosen, Part::chosen, index}, rejected{pair.rejected, Part::rejected, index};
+    int64_t parent = -1;
+    if (shared > 0) {
+      parent = append(pair.chosen, 0, shared, -1);
+      for (size_t t = 1; t < shared; ++t) target(chosen, t, start_ + t - 1);
+      // The prompt's last token predicts the first of both branches.
+      target(chosen, shared, start_ + shared - 1);
+      target(rejected, shared, start_ + shared - 1);
+    }
+    for (const Branch& branch : {chosen, rejected}) {
+      append(branch.sample, shared, branch.sample.ids.size(), parent);
+      for (size_t t = shared + 1; t < branch.sample.ids.size(); ++t) target(branch, t, start_ + t - shared - 1);
+    }
+  }
+
+  PreferenceBatch finish() {
+    batch_.tokens.spans = Spans(pieces_);
+    return std::move(batch_);
+  }
+
+ private:
+  struct Branch {
+    const Sample& sample;
+    Part part;
+    int32_t pair;
+  };
+
+  // A span of tokens [begin, end) of the sample; start_ is where they lie.
+  int64_t append(const Sample& sample, size_t begin, size_t end, int64_t parent) {
+    std::vector<int32_t>& ids = batch_.tokens.ids;
+    start_ = ids.size();
+    ids.insert(ids.end(), sample.ids.begin() + static_cast<std::ptrdiff_t>(begin),
+               sample.ids.begin() + static_cast<std::ptrdiff_t>(end));
+    pieces_.push_back({parent, static_cast<int64_t>(end - begin)});
+    return static_cast<int64_t>(pieces_.size()) - 1;
+  }
+
+  void target(const Branch& branch, size_t t, size_t row) {
+    const bool answer = branch.sample.supervised[t] != 0;
+    if (!answer && (branch.part == Part::rejected || !options_.prompt_targets)) return;
+    Batch& tokens = batch_.tokens;
+    tokens.rows.push_back(static_cast<int32_t>(row));
+    tokens.targets.push_back(branch.sample.ids[t]);
+    tokens.groups.push_back(branch.pair);
+    batch_.labels.push_back({branch.pair, answer ? branch.part : Part::prompt});
+  }
+
+  const PackOptions options_;
+  PreferenceBatch batch_;
+  std::vector<Spans::Piece> pieces_;
+  size_t start_ = 0;
+};
+
+}  // namespace
+
+PairSample make_pair_sample(std::string_view line, const ModelText& text) {
+  const Completions rows = split(parse_object(line));
+  PairSample pair{.chosen = make_sample(rows.chosen.dump(), text, true),
+                  .rejected = make_sample(rows.rejected.dump(), text, true)};
+  pair.shared = shared_tokens(pair.chosen, pair.rejected);
+  return pair;
+}
+
+PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options) {
+  check(options.max_seq_length >= 2, ErrorCode::bad_config,
+        fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
+  Reader reader(path, text, options);
+  for_each_line(path, [&](std::string_view line, int64_t number) {
+    reader.line(line, number);
+    return true;
+  });
+  return reader.finish();
+}
+
+PreferenceBatch pack_pairs(const std::vector<const PairSample*>& pairs, const PackOptions& options) {
+  SLUICE_ASSERT(!pairs.empty());
+  Packer packer(options);
+  for (const PairSample* pair : pairs) packer.add(*pair);
+  return packer.finish();
+}
+
+}  // namespace sluice

@@ -27,7 +27,8 @@ TEST_SUITE("full") {
       MESSAGE("SKIPPED: ", path.string(), " is not there; examples/gemma270m/fetch.sh fetches it");
       return;
     }
-    const Json golden = Json::parse(read_whole_file(std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/golden/gemma270m_greedy.json"));
+    const Json golden =
+        Json::parse(read_whole_file(std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/golden/gemma270m_greedy.json"));
     const auto model = load_model(path.string());
     const ModelText text = load_model_text(*model->source);
     ThreadPool pool(2);
@@ -39,9 +40,11 @@ TEST_SUITE("full") {
       const auto ids = c["ids"].get<std::vector<int32_t>>(), theirs = c["tokens"].get<std::vector<int32_t>>();
       const auto gaps = c["gaps"].get<std::vector<double>>();
       CHECK(text.tokenizer.encode(prompt, {.add_special = true}).ids == ids);
-      const GenerateResult ours = generator.generate({.prompt = ids, .max_new_tokens = static_cast<int64_t>(theirs.size())}, {});
+      const GenerateResult ours =
+          generator.generate({.prompt = ids, .max_new_tokens = static_cast<int64_t>(theirs.size())}, {});
       REQUIRE(ours.tokens.size() == theirs.size());
-      const auto parted = static_cast<size_t>(std::mismatch(theirs.begin(), theirs.end(), ours.tokens.begin()).first - theirs.begin());
+      const auto parted =
+          static_cast<size_t>(std::mismatch(theirs.begin(), theirs.end(), ours.tokens.begin()).first - theirs.begin());
       equal += parted;
       steps += theirs.size();
       if (parted == theirs.size()) {
@@ -54,7 +57,8 @@ TEST_SUITE("full") {
       MESSAGE("parts at step ", parted, ", our gap ", gap, ", theirs ", gaps[parted], ": ", prompt);
       CHECK(gap < near_tie);
     }
-    MESSAGE(whole, " of ", golden["cases"].size(), " continuations are equal to the end; ", equal, " of ", steps, " tokens before any parting");
+    MESSAGE(whole, " of ", golden["cases"].size(), " continuations are equal to the end; ", equal, " of ", steps,
+            " tokens before any parting");
   }
 }
 

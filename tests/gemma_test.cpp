@@ -30,8 +30,8 @@ Schedule plain_schedule(const Model& model) {
 std::vector<float> last_hidden(Context& ctx, const Model& model, const std::vector<int32_t>& ids, const Spans& spans) {
   std::vector<float> out;
   const Schedule plan = plain_schedule(model);
-  forward_hidden(ctx, model, {}, {.ids = ids, .spans = spans, .rows = {}, .targets = {}}, {.schedule = plan, .dtype = DType::f32},
-                 [&](int64_t layer, Tensor x) {
+  forward_hidden(ctx, model, {}, {.ids = ids, .spans = spans, .rows = {}, .targets = {}},
+                 {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
                    if (layer == model.config.num_layers) out.assign(x.as<float>(), x.as<float>() + x.numel());
                  });
   return out;
@@ -46,19 +46,24 @@ std::vector<float> row_of(const std::vector<float>& matrix, const Model& model, 
 }
 
 // Logits of every row, [N][V].
-DenseModel::Matrix all_logits(Context& ctx, const Model& model, const Adapter& adapter, const std::vector<int32_t>& ids) {
+DenseModel::Matrix all_logits(Context& ctx, const Model& model, const Adapter& adapter,
+                              const std::vector<int32_t>& ids) {
   const auto N = static_cast<int64_t>(ids.size()), V = model.config.vocab_size;
   Buffer logits(DType::f32, {N, V});
   const Spans spans = Spans::one(N);
   const Schedule plan = plain_schedule(model);
-  forward_hidden(ctx, model, adapter, {.ids = ids, .spans = spans, .rows = {}, .targets = {}}, {.schedule = plan, .dtype = DType::f32},
-                 [&](int64_t layer, Tensor x) {
+  forward_hidden(ctx, model, adapter, {.ids = ids, .spans = spans, .rows = {}, .targets = {}},
+                 {.schedule = plan, .dtype = DType::f32}, [&](int64_t layer, Tensor x) {
                    if (layer != model.config.num_layers) return;
                    ArenaScope scope(ctx.arena);
                    Tensor h = scope.like(x);
-                   rmsnorm_forward(ctx, {.x = x, .weight = model.final_norm, .y = h, .eps = model.config.rms_norm_eps,
+                   rmsnorm_forward(ctx, {.x = x,
+                                         .weight = model.final_norm,
+                                         .y = h,
+                                         .eps = model.config.rms_norm_eps,
                                          .offset = model.config.norm_offset});
-                   head_logits(ctx, {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});
+                   head_logits(ctx,
+                               {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});
                  });
   const std::vector<double> flat = to_double(logits.tensor);
   DenseModel::Matrix rows;
@@ -114,7 +119,8 @@ void write_gemma3_1b_header(const fs::path& folder) {
   add("norm.weight", {C});
   for (int64_t l = 0; l < layers; ++l) {
     const std::string p = "layers." + std::to_string(l) + ".";
-    for (const char* norm : {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}) {
+    for (const char* norm :
+         {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}) {
       add(p + norm + ".weight", {C});
     }
     for (const char* norm : {"q_norm", "k_norm"}) add(p + "self_attn." + norm + ".weight", {D});
@@ -133,11 +139,23 @@ void write_gemma3_1b_header(const fs::path& folder) {
   std::memcpy(file.data(), &length, 8);
   fs::create_directories(folder);
   write_text(folder / "model.safetensors", file + text);
-  write_text(folder / "config.json",
-             Json({{"model_type", "gemma3_text"}, {"hidden_size", C}, {"intermediate_size", F}, {"num_hidden_layers", layers},
-                   {"num_attention_heads", heads}, {"num_key_value_heads", 1}, {"head_dim", D}, {"query_pre_attn_scalar", 256},
-                   {"sliding_window", 512}, {"sliding_window_pattern", 6}, {"rope_theta", 1e6}, {"rms_norm_eps", 1e-6},
-                   {"vocab_size", V}, {"max_position_embeddings", 32768}, {"bos_token_id", 2}, {"eos_token_id", 1}}).dump());
+  write_text(folder / "config.json", Json({{"model_type", "gemma3_text"},
+                                           {"hidden_size", C},
+                                           {"intermediate_size", F},
+                                           {"num_hidden_layers", layers},
+                                           {"num_attention_heads", heads},
+                                           {"num_key_value_heads", 1},
+                                           {"head_dim", D},
+                                           {"query_pre_attn_scalar", 256},
+                                           {"sliding_window", 512},
+                                           {"sliding_window_pattern", 6},
+                                           {"rope_theta", 1e6},
+                                           {"rms_norm_eps", 1e-6},
+                                           {"vocab_size", V},
+                                           {"max_position_embeddings", 32768},
+                                           {"bos_token_id", 2},
+                                           {"eos_token_id", 1}})
+                                         .dump());
 }
 
 }  // namespace
@@ -189,7 +207,9 @@ TEST_CASE("FieldL15_visibility: through one layer a token at distance W is invis
   }
 }
 
-TEST_CASE("windows: a prompt with two children in one batch equals two sequences, forward and gradients, by position distance") {
+TEST_CASE(
+    "windows: a prompt with two children in one batch equals two sequences, forward and gradients, by position "
+    "distance") {
   for (const char* name : {"gemma2-like", "gemma3-like", "gemma4-e4b-like", "gemma4-31b-like", "mistral-like"}) {
     CAPTURE(name);
     OracleModel m(name);
@@ -212,7 +232,8 @@ TEST_CASE("windows: a prompt with two children in one batch equals two sequences
       const std::vector<float> alone = last_hidden(ctx, *m.model, ids, one);
       for (size_t t = 0; t < child->size(); ++t) {
         const auto in_forest = row_of(together, *m.model, begin + static_cast<int64_t>(t));
-        CHECK(relative_l2(to_double(in_forest), to_double(row_of(alone, *m.model, P + static_cast<int64_t>(t)))) < 1e-5);
+        CHECK(relative_l2(to_double(in_forest), to_double(row_of(alone, *m.model, P + static_cast<int64_t>(t)))) <
+              1e-5);
         if (t == 0) continue;
         own_rows.push_back(static_cast<int32_t>(P + static_cast<int64_t>(t)) - 1);
         rows.push_back(static_cast<int32_t>(begin + static_cast<int64_t>(t)) - 1);
@@ -220,13 +241,15 @@ TEST_CASE("windows: a prompt with two children in one batch equals two sequences
         targets.push_back((*child)[t]);
       }
       std::fill(m.grads.begin(), m.grads.end(), 0.0F);
-      loss_apart += forward_backward(ctx, *m.model, m.weights(), m.gradient(), {.ids = ids, .spans = one, .rows = own_rows, .targets = own_targets},
+      loss_apart += forward_backward(ctx, *m.model, m.weights(), m.gradient(),
+                                     {.ids = ids, .spans = one, .rows = own_rows, .targets = own_targets},
                                      {.schedule = plan, .dtype = DType::f32}, sum_loss);
       for (size_t i = 0; i < apart.size(); ++i) apart[i] += m.grads[i];
       begin += static_cast<int64_t>(child->size());
     }
     std::fill(m.grads.begin(), m.grads.end(), 0.0F);
-    const double loss = forward_backward(ctx, *m.model, m.weights(), m.gradient(), {.ids = forest, .spans = spans, .rows = rows, .targets = targets},
+    const double loss = forward_backward(ctx, *m.model, m.weights(), m.gradient(),
+                                         {.ids = forest, .spans = spans, .rows = rows, .targets = targets},
                                          {.schedule = plan, .dtype = DType::f32}, sum_loss);
     CHECK(loss == doctest::Approx(loss_apart).epsilon(1e-5));
     CHECK(relative_l2(to_double(m.grads), to_double(apart)) < 1e-4);
@@ -247,8 +270,13 @@ TEST_CASE("shared keys: donors and sharers in the same and in different segments
     for (DType dtype : {DType::f32, DType::bf16}) {
       std::vector<float> expected;
       // Cuts: none, between donors and sharers, between the donors, among the sharers, everywhere.
-      for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{L}, {first_sharer, L}, {first_sharer - 1, L}, {first_sharer + 1, L},
-                                                                                {first_sharer - 2, first_sharer, first_sharer + 2, L}, {1, L - 1, L}}) {
+      for (const std::vector<int64_t>& cuts :
+           std::vector<std::vector<int64_t>>{{L},
+                                             {first_sharer, L},
+                                             {first_sharer - 1, L},
+                                             {first_sharer + 1, L},
+                                             {first_sharer - 2, first_sharer, first_sharer + 2, L},
+                                             {1, L - 1, L}}) {
         for (Level level : {Level::input, Level::attention, Level::all}) {
           Schedule plan = m.schedule();
           plan.segments.clear();
@@ -277,8 +305,9 @@ TEST_CASE("shared keys: dead tensors of sharing layers are not read, whatever th
   for (const StoredTensor& t : file.tensors()) {
     const auto at = t.name.find("layers.");
     const int64_t layer = at == std::string::npos ? 0 : std::atoll(t.name.c_str() + at + 7);
-    const bool dead = layer >= 5 && (t.name.find("k_proj") != std::string::npos || t.name.find("v_proj") != std::string::npos ||
-                                     t.name.find("k_norm") != std::string::npos);
+    const bool dead =
+        layer >= 5 && (t.name.find("k_proj") != std::string::npos || t.name.find("v_proj") != std::string::npos ||
+                       t.name.find("k_norm") != std::string::npos);
     if (dead) tensors.push_back({t.name, "BF16", {8, 8}, std::as_bytes(std::span(poison))});
     else tensors.push_back({t.name, t.dtype, t.shape, t.data});
   }
@@ -300,13 +329,15 @@ TEST_CASE("gemma: mixtures of experts and Gemma 3n are refused by name") {
 TEST_CASE("generate: beyond the window, with rings, every greedy token is the argmax of the whole sequence's forward" *
           doctest::test_suite("full")) {
   ThreadPool pool(2);
-  for (const char* name : {"gemma2-like", "gemma3-like", "gemma4-e4b-like", "gemma4-e2b-like", "gemma4-31b-like", "mistral-like"}) {
+  for (const char* name :
+       {"gemma2-like", "gemma3-like", "gemma4-e4b-like", "gemma4-e2b-like", "gemma4-31b-like", "mistral-like"}) {
     CAPTURE(name);
     OracleModel m(name);
     TestContext ctx(detect_isa());
     Generator generator(pool, *m.model, {.max_sequences = 2, .max_tokens = 64, .dtype = DType::f32});
     std::vector<GenerateRequest> requests;
-    for (int64_t length : {3, 7, 8, 9, 21}) requests.push_back({.prompt = random_ids(length, 70 + static_cast<uint32_t>(length)), .max_new_tokens = 30});
+    for (int64_t length : {3, 7, 8, 9, 21})
+      requests.push_back({.prompt = random_ids(length, 70 + static_cast<uint32_t>(length)), .max_new_tokens = 30});
     const auto results = generator.generate(requests, m.weights());
     int64_t compared = 0;
     for (size_t r = 0; r < requests.size(); ++r) {
@@ -358,11 +389,12 @@ TEST_CASE("FieldM2_slope: the step's memory grows by the same bytes a token from
     std::vector<double> peaks;
     // Below, another phase of the step has the peak, with another slope.
     for (int64_t tokens : {16384, 32768, 65536}) {
-      peaks.push_back(static_cast<double>(price_step(request, plan, {.spans = Spans::one(tokens), .num_targets = tokens - 1})));
+      peaks.push_back(
+          static_cast<double>(price_step(request, plan, {.spans = Spans::one(tokens), .num_targets = tokens - 1})));
     }
     const double near = (peaks[1] - peaks[0]) / 16384, far = (peaks[2] - peaks[1]) / 32768;
-    MESSAGE("Gemma 3 1B, rank 16, level ", static_cast<int>(level), ": ", peaks[0] / (1 << 30), " GiB at 16384 tokens, then ", near, " and ", far,
-            " bytes a token");
+    MESSAGE("Gemma 3 1B, rank 16, level ", static_cast<int>(level), ": ", peaks[0] / (1 << 30),
+            " GiB at 16384 tokens, then ", near, " and ", far, " bytes a token");
     CHECK(far == doctest::Approx(near).epsilon(0.01));
   }
 }
@@ -374,21 +406,35 @@ TEST_CASE("FieldM8_window: the scratch and the pairs of a windowed layer's backw
     ThreadPool pool(2);
     Context ctx{.arena = arena, .pool = pool};
     const Spans spans = Spans::one(N);
-    Tensor q = arena.tensor(DType::bf16, {N, 1024}), k = arena.tensor(DType::bf16, {N, 256}), lse = arena.tensor(DType::f32, {N, 4});
+    Tensor q = arena.tensor(DType::bf16, {N, 1024}), k = arena.tensor(DType::bf16, {N, 256}),
+           lse = arena.tensor(DType::f32, {N, 4});
     Tensor dq = arena.tensor(DType::f32, {N, 1024}), dk = arena.tensor(DType::f32, {N, 256});
     const int64_t held = arena.used();
-    attention_backward(ctx, {.shape = shape, .spans = spans, .q = q, .k = k, .v = k, .o = q, .lse = lse, .do_ = q, .dq = dq, .dk = dk, .dv = dk});
+    attention_backward(ctx, {.shape = shape,
+                             .spans = spans,
+                             .q = q,
+                             .k = k,
+                             .v = k,
+                             .o = q,
+                             .lse = lse,
+                             .do_ = q,
+                             .dq = dq,
+                             .dk = dk,
+                             .dv = dk});
     return static_cast<double>(arena.peak() - held);
   };
   const double one = scratch(8192), two = scratch(16384), four = scratch(32768);
-  MESSAGE("scratch: ", one / (1 << 20), ", ", two / (1 << 20), ", ", four / (1 << 20), " MiB at 8192, 16384, 32768 tokens");
+  MESSAGE("scratch: ", one / (1 << 20), ", ", two / (1 << 20), ", ", four / (1 << 20),
+          " MiB at 8192, 16384, 32768 tokens");
   CHECK(two <= 2.02 * one);
   CHECK(four <= 2.02 * two);
   CHECK(Spans::one(32768).visible_pairs(512) < 2.1 * static_cast<double>(Spans::one(16384).visible_pairs(512)));
 }
 
 TEST_SUITE("full") {
-  TEST_CASE("FieldL14_grid: every segment size, level, tile and head schedule gives the loss and gradients of the plainest, at L = 64, 300, 1024") {
+  TEST_CASE(
+      "FieldL14_grid: every segment size, level, tile and head schedule gives the loss and gradients of the plainest, "
+      "at L = 64, 300, 1024") {
     for (const char* name : {"gemma3-like", "gemma4-e4b-like"}) {
       CAPTURE(name);
       OracleModel m(name);

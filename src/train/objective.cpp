@@ -30,8 +30,7 @@ Value dpo_value(const Objective& o, double h) {
     case DpoLoss::robust:
       return {(-(1 - e) * log_sigmoid(z) + e * log_sigmoid(-z)) / (1 - 2 * e),
               o.beta * (-e * sigmoid(z) - (1 - e) * sigmoid(-z)) / (1 - 2 * e)};
-    case DpoLoss::hinge:
-      return {std::max(0.0, 1 - z), z < 1 ? -o.beta : 0.0};
+    case DpoLoss::hinge: return {std::max(0.0, 1 - z), z < 1 ? -o.beta : 0.0};
     case DpoLoss::ipo_sum:
     case DpoLoss::ipo_mean: {
       const double distance = h - 1 / (2 * o.beta);
@@ -43,7 +42,8 @@ Value dpo_value(const Objective& o, double h) {
 
 // What the objective compares: sums, or means over the tokens of an answer.
 bool compares_means(const Objective& o) {
-  return o.kind == ObjectiveKind::orpo || o.kind == ObjectiveKind::simpo || (o.kind == ObjectiveKind::dpo && o.dpo_loss == DpoLoss::ipo_mean);
+  return o.kind == ObjectiveKind::orpo || o.kind == ObjectiveKind::simpo ||
+         (o.kind == ObjectiveKind::dpo && o.dpo_loss == DpoLoss::ipo_mean);
 }
 
 void add_nll(const Objective& o, const PairLogps& l, PairLoss& result) {
@@ -94,12 +94,8 @@ PairLoss pair_loss(const Objective& o, const PairLogps& l, const PairReference& 
   result.reward_chosen = reward_scale * gain_chosen;
   result.reward_rejected = reward_scale * gain_rejected;
   switch (o.kind) {
-    case ObjectiveKind::sft:
-      add_nll(o, l, result);
-      break;
-    case ObjectiveKind::dpo:
-      add_pairwise(dpo_value(o, h), n_chosen, n_rejected, result);
-      break;
+    case ObjectiveKind::sft: add_nll(o, l, result); break;
+    case ObjectiveKind::dpo: add_pairwise(dpo_value(o, h), n_chosen, n_rejected, result); break;
     case ObjectiveKind::orpo:
       add_nll(o, l, result);
       add_odds_ratio(o, result.logp_chosen, result.logp_rejected, n_chosen, n_rejected, result);
@@ -176,7 +172,9 @@ Json PreferenceMetrics::json(const Objective& objective, const std::string& pref
     put("logps/rejected", logp_rejected);
   }
   put("logps/chosen", logp_chosen);
-  if (objective.kind == ObjectiveKind::orpo || objective.kind == ObjectiveKind::cpo || objective.kind == ObjectiveKind::sft) put("nll_loss", nll);
+  if (objective.kind == ObjectiveKind::orpo || objective.kind == ObjectiveKind::cpo ||
+      objective.kind == ObjectiveKind::sft)
+    put("nll_loss", nll);
   if (objective.kind == ObjectiveKind::orpo) {
     put("log_odds_ratio", log_odds_ratio);
     put("log_odds_chosen", log_odds);

@@ -36,10 +36,10 @@ enum class SftScope : uint8_t { response, full };
 struct Objective {
   ObjectiveKind kind = ObjectiveKind::sft;
   DpoLoss dpo_loss = DpoLoss::sigmoid;
-  double beta = 0.1;             // > 0; simpo: 2 is usual
-  double label_smoothing = 0;    // 0 <= e < 0.5
-  bool reference_free = false;   // dpo without a reference
-  double orpo_lambda = 0.1;      // >= 0
+  double beta = 0.1;            // > 0; simpo: 2 is usual
+  double label_smoothing = 0;   // 0 <= e < 0.5
+  bool reference_free = false;  // dpo without a reference
+  double orpo_lambda = 0.1;     // >= 0
   double simpo_gamma = 0.5;
   SftScope sft_scope = SftScope::response;  // of the NLL in sft, orpo and cpo
 
@@ -82,12 +82,12 @@ struct PreferenceMetrics {
 };
 
 struct PreferenceLoss {
-  std::span<const PairTarget> targets;          // [M]
-  std::span<const float> logp;                  // [M]
-  std::span<float> dlogp;                       // [M] out   empty for the metrics alone
-  int64_t num_pairs = 0;                        // each with a target of the chosen and, but for sft, of the rejected answer
+  std::span<const PairTarget> targets;  // [M]
+  std::span<const float> logp;          // [M]
+  std::span<float> dlogp;               // [M] out   empty for the metrics alone
+  int64_t num_pairs = 0;                // each with a target of the chosen and, but for sft, of the rejected answer
   std::span<const PairReference> reference = {};  // [num_pairs] where the objective needs it
-  double scale = 1;                             // on the loss and its gradient: 1 / pairs of the step
+  double scale = 1;                               // on the loss and its gradient: 1 / pairs of the step
 };
 // Returns scale times the sum of the pairs' losses, and adds every pair to `metrics`.
 double preference_loss(const Objective& objective, const PreferenceLoss& args, PreferenceMetrics& metrics);

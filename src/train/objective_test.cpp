@@ -39,16 +39,18 @@ std::vector<Named> objectives() {
 
 // Two pairs in one microbatch, their targets interleaved as in a forest.
 struct Problem {
-  std::vector<PairTarget> targets = {{0, Part::prompt},   {0, Part::prompt},   {0, Part::chosen}, {0, Part::rejected}, {0, Part::chosen},
-                                     {0, Part::chosen},   {0, Part::rejected}, {1, Part::prompt}, {1, Part::rejected}, {1, Part::chosen},
-                                     {1, Part::rejected}, {1, Part::rejected}};
-  std::vector<float> logp = {-1.5F, -0.25F, -0.5F, -2.5F, -0.75F, -1.25F, -0.875F, -3.0F, -1.0F, -2.0F, -0.375F, -0.625F};
+  std::vector<PairTarget> targets = {{0, Part::prompt},   {0, Part::prompt}, {0, Part::chosen},   {0, Part::rejected},
+                                     {0, Part::chosen},   {0, Part::chosen}, {0, Part::rejected}, {1, Part::prompt},
+                                     {1, Part::rejected}, {1, Part::chosen}, {1, Part::rejected}, {1, Part::rejected}};
+  std::vector<float> logp = {-1.5F,   -0.25F, -0.5F, -2.5F, -0.75F,  -1.25F,
+                             -0.875F, -3.0F,  -1.0F, -2.0F, -0.375F, -0.625F};
   std::vector<PairReference> reference = {{-3.0, -2.75}, {-1.5, -2.25}};
 
   double loss(const Objective& o, std::span<float> dlogp = {}, PreferenceMetrics* metrics = nullptr) const {
     PreferenceMetrics unused;
-    return preference_loss(o, {.targets = targets, .logp = logp, .dlogp = dlogp, .num_pairs = 2, .reference = reference, .scale = 0.5},
-                           metrics != nullptr ? *metrics : unused);
+    return preference_loss(
+        o, {.targets = targets, .logp = logp, .dlogp = dlogp, .num_pairs = 2, .reference = reference, .scale = 0.5},
+        metrics != nullptr ? *metrics : unused);
   }
 };
 
@@ -59,7 +61,8 @@ struct ExactOdds {
     const auto log_one_minus = [](long double x) { return x > -0.5L ? logl(-expm1l(x)) : log1pl(-expl(x)); };
     log_odds = (lw - lr) - (log_one_minus(lw) - log_one_minus(lr));
     loss = log_odds > 0 ? log1pl(expl(-log_odds)) : -log_odds + log1pl(expl(log_odds));
-    const long double s = log_odds > 0 ? expl(-log_odds) / (1 + expl(-log_odds)) : 1 / (1 + expl(log_odds));  // sigmoid(-log_odds)
+    const long double s =
+        log_odds > 0 ? expl(-log_odds) / (1 + expl(-log_odds)) : 1 / (1 + expl(log_odds));  // sigmoid(-log_odds)
     d_lw = s / expm1l(lw);
     d_lr = -s / expm1l(lr);
   }
@@ -72,7 +75,9 @@ bool close(double value, long double exact) {
 
 constexpr std::array<double, 7> extremes = {0, -1e-8, -1e-6, -1e-3, -1, -50, -1e4};
 
-PairLogps single_tokens(double lw, double lr) { return {.chosen = lw, .rejected = lr, .num_chosen = 1, .num_rejected = 1}; }
+PairLogps single_tokens(double lw, double lr) {
+  return {.chosen = lw, .rejected = lr, .num_chosen = 1, .num_rejected = 1};
+}
 
 }  // namespace
 
@@ -133,9 +138,10 @@ TEST_CASE("FieldL2_orpo: no constant biases the loss") {
   for (double x : {-0.01, -0.1, -1e-5}) {
     const PairLoss got = pair_loss({.kind = ObjectiveKind::orpo}, single_tokens(x, -0.02));
     const ExactOdds exact(static_cast<long double>(x), -0.02L);
-    CHECK(got.loss == doctest::Approx(static_cast<double>(-static_cast<long double>(x) + 0.1L * exact.loss)).epsilon(1e-12));
+    CHECK(got.loss ==
+          doctest::Approx(static_cast<double>(-static_cast<long double>(x) + 0.1L * exact.loss)).epsilon(1e-12));
   }
-  CHECK(log1mexp(-0.01) == doctest::Approx(-4.61016601932489692).epsilon(1e-14));   // mpmath, 50 digits
+  CHECK(log1mexp(-0.01) == doctest::Approx(-4.61016601932489692).epsilon(1e-14));  // mpmath, 50 digits
   CHECK(log1mexp(-1e-8) == doctest::Approx(-18.4206807489523655).epsilon(1e-14));
   CHECK(log1mexp(-50) == doctest::Approx(-1.92874984796391778e-22).epsilon(1e-14));
 }
@@ -171,7 +177,8 @@ TEST_CASE("objective: losses have the values of their definitions") {
   CHECK(loss({.kind = K::sft, .sft_scope = SftScope::full}) == doctest::Approx(1.0));
   CHECK(loss({.kind = K::dpo}) == doctest::Approx(softplus(-0.2)));
   CHECK(loss({.kind = K::dpo, .reference_free = true}) == doctest::Approx(softplus(-0.4)));
-  CHECK(loss({.kind = K::dpo, .label_smoothing = 0.25}) == doctest::Approx(0.75 * softplus(-0.2) + 0.25 * softplus(0.2)));
+  CHECK(loss({.kind = K::dpo, .label_smoothing = 0.25}) ==
+        doctest::Approx(0.75 * softplus(-0.2) + 0.25 * softplus(0.2)));
   CHECK(loss({.kind = K::dpo, .dpo_loss = DpoLoss::robust, .label_smoothing = 0.25}) ==
         doctest::Approx((0.75 * softplus(-0.2) - 0.25 * softplus(0.2)) / 0.5));
   CHECK(loss({.kind = K::dpo, .dpo_loss = DpoLoss::hinge}) == doctest::Approx(0.8));
@@ -199,7 +206,8 @@ TEST_CASE("objective: metrics are means over pairs under the names of TRL") {
   PreferenceMetrics odds;
   p.loss(orpo, {}, &odds);
   const Json json = odds.json(orpo);
-  for (const char* name : {"nll_loss", "log_odds_ratio", "log_odds_chosen", "logps/chosen", "rewards/accuracies"}) CHECK(json.contains(name));
+  for (const char* name : {"nll_loss", "log_odds_ratio", "log_odds_chosen", "logps/chosen", "rewards/accuracies"})
+    CHECK(json.contains(name));
   CHECK(json["logps/chosen"].get<double>() == doctest::Approx((-2.5 / 3 - 2.0) / 2));  // means, as ORPO compares them
 }
 

@@ -17,7 +17,8 @@ class DenseModel {
   using Matrix = std::vector<Row>;
 
   explicit DenseModel(const std::filesystem::path& folder)
-      : tensors_(load_oracle_tensors(folder / "model.safetensors")), config_(Json::parse(read_whole_file(folder / "config.json"))) {
+      : tensors_(load_oracle_tensors(folder / "model.safetensors")),
+        config_(Json::parse(read_whole_file(folder / "config.json"))) {
     gemma_ = config_["model_type"] == "gemma3_text";
     heads_ = config_["num_attention_heads"];
     kv_heads_ = config_["num_key_value_heads"];
@@ -46,7 +47,8 @@ class DenseModel {
   Row row(const std::string& name, size_t index) const {
     const OracleTensor& t = tensors_.at(name);
     const auto width = static_cast<size_t>(t.shape.back());
-    return {t.values.begin() + static_cast<std::ptrdiff_t>(index * width), t.values.begin() + static_cast<std::ptrdiff_t>((index + 1) * width)};
+    return {t.values.begin() + static_cast<std::ptrdiff_t>(index * width),
+            t.values.begin() + static_cast<std::ptrdiff_t>((index + 1) * width)};
   }
 
   Row product(const std::string& name, const Row& x) const {
@@ -74,7 +76,8 @@ class DenseModel {
     const size_t D = static_cast<size_t>(head_dim_), half = D / 2;
     for (size_t head = 0; head < x.size(); head += D) {
       for (size_t i = 0; i < half; ++i) {
-        const double angle = static_cast<double>(position) * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(D)) / factor;
+        const double angle = static_cast<double>(position) *
+                             std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(D)) / factor;
         const double a = x[head + i], b = x[head + half + i];
         x[head + i] = a * std::cos(angle) - b * std::sin(angle);
         x[head + half + i] = b * std::cos(angle) + a * std::sin(angle);
@@ -114,7 +117,8 @@ class DenseModel {
   void layer(int l, Matrix& x, bool windowed) const {
     const std::string p = "model.layers." + std::to_string(l) + ".";
     const bool sliding = !gemma_ || (l + 1) % config_["sliding_window_pattern"].get<int>() != 0;
-    const double theta = gemma_ && sliding ? config_["rope_local_base_freq"].get<double>() : config_["rope_theta"].get<double>();
+    const double theta =
+        gemma_ && sliding ? config_["rope_local_base_freq"].get<double>() : config_["rope_theta"].get<double>();
     const double factor = gemma_ && !sliding ? config_["rope_scaling"]["factor"].get<double>() : 1;
     const size_t window = sliding && windowed ? config_["sliding_window"].get<size_t>() : 0;
     Matrix q, k, v;
@@ -123,7 +127,9 @@ class DenseModel {
       q.push_back(product(p + "self_attn.q_proj.weight", a));
       k.push_back(product(p + "self_attn.k_proj.weight", a));
       v.push_back(product(p + "self_attn.v_proj.weight", a));
-      if (gemma_) q.back() = norm(q.back(), p + "self_attn.q_norm.weight"), k.back() = norm(k.back(), p + "self_attn.k_norm.weight");
+      if (gemma_)
+        q.back() = norm(q.back(), p + "self_attn.q_norm.weight"),
+        k.back() = norm(k.back(), p + "self_attn.k_norm.weight");
       rotate(q.back(), n, theta, factor);
       rotate(k.back(), n, theta, factor);
     }

@@ -12,18 +12,18 @@
 namespace sluice {
 
 struct AdamW {
-  Tensor p, m, v;     // [n] f32 in and out
-  Tensor g;           // [n] f32 in
+  Tensor p, m, v;        // [n] f32 in and out
+  Tensor g;              // [n] f32 in
   float grad_scale = 1;  // multiplies g first (clipping, accumulation)
   float lr = 0, beta1 = 0.9F, beta2 = 0.999F, eps = 1e-8F, weight_decay = 0;
-  int64_t t = 1;      // 1 for the first update
+  int64_t t = 1;  // 1 for the first update
 };
 void adamw(Context& ctx, const AdamW& args);
 
 // result[0] = sum of g^2, in float64 over fixed blocks in order; result[1] = number of elements that are not finite.
 struct SumOfSquares {
-  Tensor g;         // [n] f32 in
-  double* result;   // [2] host memory, sum
+  Tensor g;        // [n] f32 in
+  double* result;  // [2] host memory, sum
 };
 void sum_of_squares(Context& ctx, const SumOfSquares& args);
 

@@ -10,7 +10,8 @@ void adamw(benchmark::State& state) {
   Arena arena = Arena::allocate(Device::cpu(), 20 * n + (1 << 16));
   ThreadPool pool(ThreadPool::default_threads());
   Context ctx{.arena = arena, .pool = pool};
-  const Tensor p = arena.tensor(DType::f32, {n}), m = arena.tensor(DType::f32, {n}), v = arena.tensor(DType::f32, {n}), g = arena.tensor(DType::f32, {n});
+  const Tensor p = arena.tensor(DType::f32, {n}), m = arena.tensor(DType::f32, {n}), v = arena.tensor(DType::f32, {n}),
+               g = arena.tensor(DType::f32, {n});
   for (auto _ : state) {
     double norm[2] = {};
     sum_of_squares(ctx, {.g = g, .result = norm});

@@ -8,7 +8,8 @@ namespace sluice::SLUICE_CPU {
 
 namespace {
 
-constexpr int64_t elements_per_item = 16384;  // also the block of a partial sum: fixed, so the sum is the same for any threads
+constexpr int64_t elements_per_item =
+    16384;  // also the block of a partial sum: fixed, so the sum is the same for any threads
 
 SLUICE_INLINE F32 square_root(F32 x) {
 #if defined(SLUICE_ISA_AVX512)
@@ -22,10 +23,14 @@ SLUICE_INLINE F32 square_root(F32 x) {
 struct Factors {
   float beta1, beta2, rest1, rest2, decay, step, root, eps;
   explicit Factors(const AdamW& a)
-      : beta1(a.beta1), beta2(a.beta2), rest1(1 - a.beta1), rest2(1 - a.beta2),
+      : beta1(a.beta1),
+        beta2(a.beta2),
+        rest1(1 - a.beta1),
+        rest2(1 - a.beta2),
         decay(static_cast<float>(1 - static_cast<double>(a.lr) * a.weight_decay)),
         step(static_cast<float>(a.lr / (1 - std::pow(static_cast<double>(a.beta1), static_cast<double>(a.t))))),
-        root(static_cast<float>(1 / std::sqrt(1 - std::pow(static_cast<double>(a.beta2), static_cast<double>(a.t))))), eps(a.eps) {}
+        root(static_cast<float>(1 / std::sqrt(1 - std::pow(static_cast<double>(a.beta2), static_cast<double>(a.t))))),
+        eps(a.eps) {}
 };
 
 SLUICE_INLINE void update(const Factors& f, F32 g, F32& p, F32& m, F32& v) {

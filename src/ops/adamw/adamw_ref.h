@@ -7,7 +7,8 @@
 namespace sluice::ref {
 
 template <class T>
-void adamw(int64_t n, T* p, T* m, T* v, const T* g, T grad_scale, T lr, T beta1, T beta2, T eps, T weight_decay, int64_t t) {
+void adamw(int64_t n, T* p, T* m, T* v, const T* g, T grad_scale, T lr, T beta1, T beta2, T eps, T weight_decay,
+           int64_t t) {
   using std::pow;
   using std::sqrt;
   const T correction1 = T(1) - pow(beta1, T(t)), correction2 = T(1) - pow(beta2, T(t));

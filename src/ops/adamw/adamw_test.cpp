@@ -17,8 +17,11 @@ namespace {
 
 struct State {
   Buffer p, m, v, g;
-  explicit State(int64_t n) : p(DType::f32, {n}, random_values(static_cast<size_t>(n), 1)), m(DType::f32, {n}), v(DType::f32, {n}),
-                              g(DType::f32, {n}, random_values(static_cast<size_t>(n), 2, 0.01F)) {
+  explicit State(int64_t n)
+      : p(DType::f32, {n}, random_values(static_cast<size_t>(n), 1)),
+        m(DType::f32, {n}),
+        v(DType::f32, {n}),
+        g(DType::f32, {n}, random_values(static_cast<size_t>(n), 2, 0.01F)) {
     fill(m, 0);
     fill(v, 0);
   }
@@ -44,7 +47,9 @@ TEST_CASE("adamw: with a constant gradient the trajectory is the closed form, an
     for (int step = 0; step < 5; ++step) {
       const double lr = golden_lr(step);
       const std::vector<float> before = copy(s.p);
-      adamw(t, {.p = s.p, .m = s.m, .v = s.v, .g = s.g, .lr = static_cast<float>(lr), .weight_decay = 0.01F, .t = step + 1});
+      adamw(
+          t,
+          {.p = s.p, .m = s.m, .v = s.v, .g = s.g, .lr = static_cast<float>(lr), .weight_decay = 0.01F, .t = step + 1});
       if (step == 0) CHECK(copy(s.p) == before);
       for (size_t i = 0; i < expected.size(); ++i) {
         const double gi = g[i];
@@ -63,15 +68,26 @@ TEST_CASE("adamw: each backend is as close to f64 as plain loops") {
         State s(n);
         std::vector<double> p = to_double(s.p.tensor), m(p.size(), 0), v(p.size(), 0);
         std::vector<float> pf = copy(s.p), mf(pf.size(), 0), vf(pf.size(), 0);
-        const AdamW args{.p = s.p, .m = s.m, .v = s.v, .g = s.g, .grad_scale = 0.3F, .lr = 3e-3F, .beta1 = 0.8F, .beta2 = 0.95F, .eps = 1e-6F, .weight_decay = 0.1F};
+        const AdamW args{.p = s.p,
+                         .m = s.m,
+                         .v = s.v,
+                         .g = s.g,
+                         .grad_scale = 0.3F,
+                         .lr = 3e-3F,
+                         .beta1 = 0.8F,
+                         .beta2 = 0.95F,
+                         .eps = 1e-6F,
+                         .weight_decay = 0.1F};
         for (int64_t step = 1; step <= 4; ++step) {
-          for (int64_t i = 0; i < n; ++i) s.g.tensor.as<float>()[i] = static_cast<float>(std::sin(static_cast<double>(i + 3 * step)));
+          for (int64_t i = 0; i < n; ++i)
+            s.g.tensor.as<float>()[i] = static_cast<float>(std::sin(static_cast<double>(i + 3 * step)));
           const std::vector<double> g = to_double(s.g.tensor);
           AdamW now = args;
           now.t = step;
           adamw(t, now);
           ref::adamw<double>(n, p.data(), m.data(), v.data(), g.data(), 0.3F, 3e-3F, 0.8F, 0.95F, 1e-6F, 0.1F, step);
-          ref::adamw<float>(n, pf.data(), mf.data(), vf.data(), s.g.tensor.as<float>(), 0.3F, 3e-3F, 0.8F, 0.95F, 1e-6F, 0.1F, step);
+          ref::adamw<float>(n, pf.data(), mf.data(), vf.data(), s.g.tensor.as<float>(), 0.3F, 3e-3F, 0.8F, 0.95F, 1e-6F,
+                            0.1F, step);
         }
         check_close(to_double(s.p.tensor), p, to_double(pf), DType::f32);
         check_close(to_double(s.m.tensor), m, to_double(mf), DType::f32);

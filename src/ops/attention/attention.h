@@ -29,11 +29,12 @@ struct AttentionShape {
 struct AttentionForward {
   AttentionShape shape;
   const Spans& spans;
-  int64_t query_begin = 0;  // q, o and lse hold the tokens [query_begin, query_begin + Nq): any, a row's bits are the same
-  Tensor q;                 // [Nq, H * D] f32 or bf16, in
-  Tensor k, v;              // [>= query_begin + Nq, K * D] in: rows of tokens 0 …
-  Tensor o;                 // [Nq, H * D] out
-  Tensor lse;               // [Nq, H] f32 out
+  int64_t query_begin =
+      0;        // q, o and lse hold the tokens [query_begin, query_begin + Nq): any, a row's bits are the same
+  Tensor q;     // [Nq, H * D] f32 or bf16, in
+  Tensor k, v;  // [>= query_begin + Nq, K * D] in: rows of tokens 0 …
+  Tensor o;     // [Nq, H * D] out
+  Tensor lse;   // [Nq, H] f32 out
 };
 void attention_forward(Context& ctx, const AttentionForward& args);
 

@@ -24,7 +24,6 @@
 #pragma GCC target("avx2,fma,f16c,bmi,bmi2")
 #endif
 
-
 namespace sluice::SLUICE_CPU {
 namespace {
 
@@ -48,9 +47,7 @@ SLUICE_INLINE V load_raw(const T* p) {
   return v;
 }
 SLUICE_INLINE F32 load(const float* p) { return load_raw<F32>(p); }
-SLUICE_INLINE F32 load(const bf16* p) {
-  return (F32)(__builtin_convertvector(load_raw<U16>(p), U32) << 16);
-}
+SLUICE_INLINE F32 load(const bf16* p) { return (F32)(__builtin_convertvector(load_raw<U16>(p), U32) << 16); }
 SLUICE_INLINE void store(float* p, F32 v) { std::memcpy(p, &v, sizeof v); }
 SLUICE_INLINE void store(bf16* p, F32 v) {
   const U32 u = (U32)v;

@@ -26,7 +26,9 @@ constexpr int64_t sgemm_slice = 240, sgemm_tile_rows = 24, sgemm_tile_cols = 16;
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 int64_t aligned(int64_t bytes) { return round_up(bytes, 256); }
 
-bool widens(const Context& ctx, DType dtype) { return dtype == DType::bf16 && (ctx.isa == Isa::avx2 || !has_brgemm(DType::bf16)); }
+bool widens(const Context& ctx, DType dtype) {
+  return dtype == DType::bf16 && (ctx.isa == Isa::avx2 || !has_brgemm(DType::bf16));
+}
 
 int64_t slice_rows(const Context& ctx, const Gemm& g) {
   return has_brgemm(widens(ctx, g.dtype) ? DType::f32 : g.dtype) ? g.m : sgemm_slice;
@@ -55,9 +57,12 @@ Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
   key.lda = key.transpose_a ? key.m : key.k;
   key.ldb = key.transpose_b ? key.k : key.n;
   key.ldc = key.n;
-  run.copy_a = widen || key.m != rows || key.k != g.k || (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
-  run.copy_b = widen || key.n != g.n || key.k != g.k || (packed_only && g.ldb != key.ldb && (key.transpose_b ? key.n : key.k) > 1);
-  run.copy_c = key.c_dtype != g.c_dtype || key.m != rows || key.n != g.n || (packed_only && g.ldc != key.ldc && key.m > 1);
+  run.copy_a = widen || key.m != rows || key.k != g.k ||
+               (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
+  run.copy_b = widen || key.n != g.n || key.k != g.k ||
+               (packed_only && g.ldb != key.ldb && (key.transpose_b ? key.n : key.k) > 1);
+  run.copy_c =
+      key.c_dtype != g.c_dtype || key.m != rows || key.n != g.n || (packed_only && g.ldc != key.ldc && key.m > 1);
   if (!packed_only) {
     if (!run.copy_a) key.lda = g.lda;
     if (!run.copy_b) key.ldb = g.ldb;
@@ -81,8 +86,8 @@ void copy_matrix(int64_t rows, int64_t cols, const From* from, int64_t from_ld, 
   }
 }
 
-void copy_matrix(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype, void* to,
-                 int64_t to_ld) {
+void copy_matrix(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype,
+                 void* to, int64_t to_ld) {
   if (from_dtype == DType::bf16 && to_dtype == DType::bf16) {
     copy_matrix(rows, cols, static_cast<const bf16*>(from), from_ld, static_cast<bf16*>(to), to_ld);
   } else if (from_dtype == DType::bf16) {
@@ -95,8 +100,8 @@ void copy_matrix(int64_t rows, int64_t cols, DType from_dtype, const void* from,
 }
 
 // An operand as it lies [rows, cols] into scratch as [padded_rows, padded_cols], the rest zero.
-void copy_operand(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype, std::byte* to,
-                  int64_t padded_rows, int64_t padded_cols) {
+void copy_operand(int64_t rows, int64_t cols, DType from_dtype, const void* from, int64_t from_ld, DType to_dtype,
+                  std::byte* to, int64_t padded_rows, int64_t padded_cols) {
   if (rows != padded_rows || cols != padded_cols) {
     std::memset(to, 0, static_cast<size_t>(padded_rows * padded_cols * size_of(to_dtype)));
   }
@@ -114,13 +119,14 @@ void run_slice(const Gemm& g, const Run& run, int64_t begin, int64_t rows, std::
   std::byte* c = at(static_cast<std::byte*>(g.c), begin * g.ldc, g.c_dtype);
   if (run.copy_a) {
     const int64_t lying_rows = g.transpose_a ? g.k : rows, lying_cols = g.transpose_a ? rows : g.k;
-    copy_operand(lying_rows, lying_cols, g.dtype, a, g.lda, key.dtype, scratch + run.a, g.transpose_a ? key.k : key.m, g.transpose_a ? key.m : key.k);
+    copy_operand(lying_rows, lying_cols, g.dtype, a, g.lda, key.dtype, scratch + run.a, g.transpose_a ? key.k : key.m,
+                 g.transpose_a ? key.m : key.k);
   }
   if (run.copy_c && key.add) {
     copy_operand(rows, g.n, g.c_dtype, c, g.ldc, key.c_dtype, scratch + run.c, key.m, key.n);
   }
-  run_primitive(key, run.copy_a ? scratch + run.a : a, run.copy_b ? scratch + run.b : g.b, run.copy_c ? scratch + run.c : c,
-          scratch + run.scratchpad);
+  run_primitive(key, run.copy_a ? scratch + run.a : a, run.copy_b ? scratch + run.b : g.b,
+                run.copy_c ? scratch + run.c : c, scratch + run.scratchpad);
   if (run.copy_c) copy_matrix(rows, g.n, key.c_dtype, scratch + run.c, key.n, g.c_dtype, c, g.ldc);
 }
 
@@ -128,7 +134,8 @@ void run_slice(const Gemm& g, const Run& run, int64_t begin, int64_t rows, std::
 void run_empty(const Gemm& g) {
   if (g.write == Write::add) return;
   for (int64_t i = 0; i < g.m; ++i) {
-    std::memset(at(static_cast<std::byte*>(g.c), i * g.ldc, g.c_dtype), 0, static_cast<size_t>(g.n * size_of(g.c_dtype)));
+    std::memset(at(static_cast<std::byte*>(g.c), i * g.ldc, g.c_dtype), 0,
+                static_cast<size_t>(g.n * size_of(g.c_dtype)));
   }
 }
 
@@ -163,8 +170,8 @@ void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratc
     if (run.copy_b && begin == 0) {
       const GemmKey& key = run.key;
       const int64_t lying_rows = args.transpose_b ? args.n : args.k, lying_cols = args.transpose_b ? args.k : args.n;
-      copy_operand(lying_rows, lying_cols, args.dtype, args.b, args.ldb, key.dtype, scratch, args.transpose_b ? key.n : key.k,
-                   args.transpose_b ? key.k : key.n);
+      copy_operand(lying_rows, lying_cols, args.dtype, args.b, args.ldb, key.dtype, scratch,
+                   args.transpose_b ? key.n : key.k, args.transpose_b ? key.k : key.n);
     }
     run_slice(args, run, begin, rows, scratch);
   }

@@ -20,15 +20,15 @@ struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::bf16;  // of A and B
   const void* a = nullptr;
-  int64_t lda = 0;            // elements between rows of A as it lies in memory
-  bool transpose_a = false;   // A lies as [k, m]
+  int64_t lda = 0;           // elements between rows of A as it lies in memory
+  bool transpose_a = false;  // A lies as [k, m]
   const void* b = nullptr;
   int64_t ldb = 0;
-  bool transpose_b = false;   // B lies as [n, k]: a weight
+  bool transpose_b = false;  // B lies as [n, k]: a weight
   DType c_dtype = DType::f32;
   void* c = nullptr;
   int64_t ldc = 0;
-  Write write = Write::set;   // add needs c_dtype f32
+  Write write = Write::set;  // add needs c_dtype f32
 };
 
 // Whether oneDNN multiplies bf16 operands itself on this CPU (else they are widened).

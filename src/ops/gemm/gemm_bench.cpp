@@ -14,8 +14,18 @@ void gemm(benchmark::State& state, DType dtype, bool transpose_a, bool transpose
   ThreadPool pool(1);
   Context ctx{.arena = arena, .pool = pool};
   const Tensor a = arena.tensor(dtype, {m, k}), b = arena.tensor(dtype, {k, n}), c = arena.tensor(DType::f32, {m, n});
-  const Gemm args{.m = m, .n = n, .k = k, .dtype = dtype, .a = a.data, .lda = transpose_a ? m : k, .transpose_a = transpose_a,
-                  .b = b.data, .ldb = transpose_b ? k : n, .transpose_b = transpose_b, .c = c.data, .ldc = n};
+  const Gemm args{.m = m,
+                  .n = n,
+                  .k = k,
+                  .dtype = dtype,
+                  .a = a.data,
+                  .lda = transpose_a ? m : k,
+                  .transpose_a = transpose_a,
+                  .b = b.data,
+                  .ldb = transpose_b ? k : n,
+                  .transpose_b = transpose_b,
+                  .c = c.data,
+                  .ldc = n};
   std::byte* scratch = arena.bytes(gemm_scratch_bytes(ctx, args));
   for (auto _ : state) gemm_on_this_thread(ctx, args, scratch);
   const double operations = 2.0 * static_cast<double>(m * n * k) * static_cast<double>(state.iterations());
@@ -24,8 +34,14 @@ void gemm(benchmark::State& state, DType dtype, bool transpose_a, bool transpose
 
 void shapes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"m", "n", "k"});
-  for (auto [m, n, k] : {std::array<int64_t, 3>{256, 576, 576}, {256, 512, 1536}, {256, 16, 576}, {256, 576, 16}, {128, 64, 128},
-                         {128, 128, 64}, {16, 512, 576}, {1, 512, 576}}) {
+  for (auto [m, n, k] : {std::array<int64_t, 3>{256, 576, 576},
+                         {256, 512, 1536},
+                         {256, 16, 576},
+                         {256, 576, 16},
+                         {128, 64, 128},
+                         {128, 128, 64},
+                         {16, 512, 576},
+                         {1, 512, 576}}) {
     bench->Args({m, n, k});
   }
 }

@@ -24,8 +24,9 @@ struct KeyHash {
     uint64_t h = 0;
     const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15ULL, h ^= h >> 29; };
     for (int64_t v : {key.m, key.n, key.k, key.lda, key.ldb, key.ldc}) mix(static_cast<uint64_t>(v));
-    mix(static_cast<uint64_t>(key.dtype) | static_cast<uint64_t>(key.c_dtype) << 8 | static_cast<uint64_t>(key.transpose_a) << 16 |
-        static_cast<uint64_t>(key.transpose_b) << 17 | static_cast<uint64_t>(key.add) << 18);
+    mix(static_cast<uint64_t>(key.dtype) | static_cast<uint64_t>(key.c_dtype) << 8 |
+        static_cast<uint64_t>(key.transpose_a) << 16 | static_cast<uint64_t>(key.transpose_b) << 17 |
+        static_cast<uint64_t>(key.add) << 18);
     return h;
   }
 };
@@ -165,7 +166,8 @@ bool has_brgemm(DType dtype) {
     for (DType type : {DType::f32, DType::bf16}) {
       const OneThread one_thread;
       try {
-        describe({.m = 64, .n = 64, .k = 64, .lda = 64, .ldb = 64, .ldc = 64, .dtype = type, .c_dtype = DType::f32}, "brg");
+        describe({.m = 64, .n = 64, .k = 64, .lda = 64, .ldb = 64, .ldc = 64, .dtype = type, .c_dtype = DType::f32},
+                 "brg");
         found[type == DType::bf16] = true;
       } catch (const dnnl::error&) {
       }

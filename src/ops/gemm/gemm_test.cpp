@@ -29,9 +29,20 @@ struct Case {
 };
 
 void run(Context& ctx, const Case& c, const Tensor& a, const Tensor& b, const Tensor& out) {
-  const Gemm args{.m = c.m, .n = c.n, .k = c.k, .dtype = c.dtype, .a = a.data, .lda = c.lda(), .transpose_a = c.transpose_a,
-                  .b = b.data, .ldb = c.ldb(), .transpose_b = c.transpose_b, .c_dtype = c.c_dtype, .c = out.data,
-                  .ldc = c.ldc(), .write = c.write};
+  const Gemm args{.m = c.m,
+                  .n = c.n,
+                  .k = c.k,
+                  .dtype = c.dtype,
+                  .a = a.data,
+                  .lda = c.lda(),
+                  .transpose_a = c.transpose_a,
+                  .b = b.data,
+                  .ldb = c.ldb(),
+                  .transpose_b = c.transpose_b,
+                  .c_dtype = c.c_dtype,
+                  .c = out.data,
+                  .ldc = c.ldc(),
+                  .write = c.write};
   ArenaScope scratch(ctx.arena);
   gemm_on_this_thread(ctx, args, scratch.array<std::byte>(gemm_scratch_bytes(ctx, args)));
 }
@@ -68,18 +79,21 @@ std::vector<float> corner(Context& ctx, const Case& c) {
 }
 
 std::string name(const Case& c) {
-  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " + std::string(to_string(c.dtype)) +
-         (c.transpose_a ? " A^T" : "") + (c.transpose_b ? " B^T" : "") + " gap " + std::to_string(c.gap);
+  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " +
+         std::string(to_string(c.dtype)) + (c.transpose_a ? " A^T" : "") + (c.transpose_b ? " B^T" : "") + " gap " +
+         std::to_string(c.gap);
 }
 
 void check_against_reference(Context& ctx, const Case& c) {
   CAPTURE(name(c));
-  const auto a = random_values(static_cast<size_t>(c.a_rows() * c.lda()), 1), b = random_values(static_cast<size_t>(c.b_rows() * c.ldb()), 2);
+  const auto a = random_values(static_cast<size_t>(c.a_rows() * c.lda()), 1),
+             b = random_values(static_cast<size_t>(c.b_rows() * c.ldb()), 2);
   const std::vector<float> before(static_cast<size_t>(c.m * c.ldc()), 0.25F);
   const auto reference = [&]<class T>(T) {
     const std::vector<T> ta(a.begin(), a.end()), tb(b.begin(), b.end());
     std::vector<T> out(before.begin(), before.end());
-    ref::gemm(c.m, c.n, c.k, ta.data(), c.lda(), c.transpose_a, tb.data(), c.ldb(), c.transpose_b, out.data(), c.ldc(), c.write);
+    ref::gemm(c.m, c.n, c.k, ta.data(), c.lda(), c.transpose_a, tb.data(), c.ldb(), c.transpose_b, out.data(), c.ldc(),
+              c.write);
     return out;
   };
   Buffer ta(c.dtype, {static_cast<int64_t>(a.size())}, a), tb(c.dtype, {static_cast<int64_t>(b.size())}, b);
@@ -96,7 +110,8 @@ TEST_CASE("gemm: each backend is as close to f64 as plain loops, for every trans
     for (bool ta : {false, true}) {
       for (bool tb : {false, true}) {
         for (int64_t gap : {0, 3}) {
-          for (auto [m, n, k] : {std::array<int64_t, 3>{1, 1, 1}, {5, 7, 3}, {33, 17, 100}, {64, 130, 65}, {257, 9, 40}}) {
+          for (auto [m, n, k] :
+               {std::array<int64_t, 3>{1, 1, 1}, {5, 7, 3}, {33, 17, 100}, {64, 130, 65}, {257, 9, 40}}) {
             for (Write write : {Write::set, Write::add}) {
               check_against_reference(t, {m, n, k, DType::f32, DType::f32, ta, tb, write, gap});
               check_against_reference(t, {m, n, k, DType::bf16, DType::f32, ta, tb, write, gap});
@@ -186,8 +201,26 @@ TEST_CASE("gemm: several threads at once give the bytes of one") {
 TEST_CASE("gemm: misuse is our own mistake") {
   TestContext t(Isa::avx2, 1, 1 << 20);
   float x[4] = {};
-  CHECK_THROWS_AS(gemm_on_this_thread(t.ctx, {.m = 2, .n = 2, .k = 2, .dtype = DType::f32, .a = x, .lda = 1, .b = x, .ldb = 2, .c = x, .ldc = 2}, nullptr), Error);
-  CHECK_THROWS_AS(gemm_on_this_thread(t.ctx, {.m = 2, .n = 2, .k = 2, .dtype = DType::bf16, .a = x, .lda = 2, .b = x, .ldb = 2, .c_dtype = DType::bf16, .c = x, .ldc = 2, .write = Write::add}, nullptr), Error);
+  CHECK_THROWS_AS(
+      gemm_on_this_thread(
+          t.ctx, {.m = 2, .n = 2, .k = 2, .dtype = DType::f32, .a = x, .lda = 1, .b = x, .ldb = 2, .c = x, .ldc = 2},
+          nullptr),
+      Error);
+  CHECK_THROWS_AS(gemm_on_this_thread(t.ctx,
+                                      {.m = 2,
+                                       .n = 2,
+                                       .k = 2,
+                                       .dtype = DType::bf16,
+                                       .a = x,
+                                       .lda = 2,
+                                       .b = x,
+                                       .ldb = 2,
+                                       .c_dtype = DType::bf16,
+                                       .c = x,
+                                       .ldc = 2,
+                                       .write = Write::add},
+                                      nullptr),
+                  Error);
 }
 
 // The machine at hand has more than AVX2; oneDNN is told not to use it. Its choice is made once, so in a process of its own.

@@ -34,7 +34,8 @@ void linear_backward(Context& ctx, const LinearBackward& args) {
   const Weight& w = args.weight;
   const int64_t N = args.dy.shape[0];
   SLUICE_ASSERT(is_operand(args.dy.dtype) && (args.dy.shape == Shape{N, w.rows}));
-  SLUICE_ASSERT(args.dx.empty() || (args.dx.shape == Shape{N, w.cols} && (args.dx.dtype == DType::f32 || args.dx.dtype == args.dy.dtype)));
+  SLUICE_ASSERT(args.dx.empty() ||
+                (args.dx.shape == Shape{N, w.cols} && (args.dx.dtype == DType::f32 || args.dx.dtype == args.dy.dtype)));
   const int64_t R = check_adapter(w, args.lora_a, args.lora_b, args.dropout);
   if (R > 0) {
     SLUICE_ASSERT((args.x.shape == Shape{N, w.cols} && args.x.dtype == args.dy.dtype));

@@ -20,10 +20,10 @@ namespace sluice {
 
 // Element (token n, input c) of one module is kept when random_uniform(seed, stream, (row_begin + n) * in + c) >= p.
 struct Dropout {
-  float p = 0;             // 0: none
-  uint64_t seed = 0;       // of the run
-  uint64_t stream = 0;     // from (step, microbatch, module): core/rng.h, stream_of
-  int64_t row_begin = 0;   // index in the batch of the first row given
+  float p = 0;            // 0: none
+  uint64_t seed = 0;      // of the run
+  uint64_t stream = 0;    // from (step, microbatch, module): core/rng.h, stream_of
+  int64_t row_begin = 0;  // index in the batch of the first row given
 };
 
 struct LinearForward {
@@ -33,9 +33,9 @@ struct LinearForward {
   Tensor lora_b;         // [out, R] f32, in
   float scale = 1;
   Dropout dropout;
-  Tensor x;              // [N, in]
-  Tensor residual;       // [N, out] in         may be empty, may be y
-  Tensor y;              // [N, out] out
+  Tensor x;         // [N, in]
+  Tensor residual;  // [N, out] in         may be empty, may be y
+  Tensor y;         // [N, out] out
 };
 void linear_forward(Context& ctx, const LinearForward& args);
 
@@ -44,12 +44,12 @@ struct LinearBackward {
   Tensor lora_a, lora_b;  // as in the forward pass
   float scale = 1;
   Dropout dropout;
-  Tensor x;               // [N, in]  in        not read without an adapter
-  Tensor dy;              // [N, out] in
-  Tensor dx;              // [N, in]  out, by `write`; may be empty; f32 or the dtype of dy
+  Tensor x;   // [N, in]  in        not read without an adapter
+  Tensor dy;  // [N, out] in
+  Tensor dx;  // [N, in]  out, by `write`; may be empty; f32 or the dtype of dy
   Write write = Write::set;
-  Tensor dlora_a;         // [R, in] f32 sum    empty without an adapter
-  Tensor dlora_b;         // [out, R] f32 sum
+  Tensor dlora_a;  // [R, in] f32 sum    empty without an adapter
+  Tensor dlora_b;  // [out, R] f32 sum
 };
 void linear_backward(Context& ctx, const LinearBackward& args);
 

@@ -26,7 +26,9 @@ struct Adapter {
 
   template <class Args>
   Adapter(Arena& arena, const Args& args, int64_t N)
-      : R(args.lora_a.empty() ? 0 : args.lora_a.shape[0]), in(args.weight.cols), out(args.weight.rows),
+      : R(args.lora_a.empty() ? 0 : args.lora_a.shape[0]),
+        in(args.weight.cols),
+        out(args.weight.rows),
         factor(args.scale / (1 - args.dropout.p)) {
     if (R == 0) return;
     a = arena.array<T>(R * in);
@@ -110,7 +112,8 @@ void prepare(Context& ctx, const Args& args, int64_t N, const Adapter<T>& ad) {
   if (ad.keep == nullptr) return;
   const Cut rows{N, 16};
   ctx.pool.parallel_for(rows.count(), [&](int64_t item, int) {
-    for (int64_t n = rows.begin(item); n < rows.begin(item) + rows.size(item); ++n) draw_row(args.dropout, ad.in, n, ad.keep + n * ad.in);
+    for (int64_t n = rows.begin(item); n < rows.begin(item) + rows.size(item); ++n)
+      draw_row(args.dropout, ad.in, n, ad.keep + n * ad.in);
   });
 }
 
@@ -129,19 +132,31 @@ struct ThinProduct {
   int64_t item_rows;
 
   ThinProduct(const Context& ctx, int64_t N_, int64_t k_, int64_t R_, bool transpose_w_, float factor_)
-      : N(N_), k(k_), R(R_), transpose_w(transpose_w_), factor(factor_),
+      : N(N_),
+        k(k_),
+        R(R_),
+        transpose_w(transpose_w_),
+        factor(factor_),
         item_rows(std::clamp<int64_t>(round_up(ceil_div(N, ctx.pool.num_threads()), 16), 16, thin_rows)) {}
 
   Cut rows() const { return {N, item_rows}; }
   Gemm gemm(int64_t m) const {
-    return {.m = m, .n = R, .k = k, .dtype = dtype_of<T>::value, .lda = k, .ldb = transpose_w ? k : R, .transpose_b = transpose_w, .ldc = R};
+    return {.m = m,
+            .n = R,
+            .k = k,
+            .dtype = dtype_of<T>::value,
+            .lda = k,
+            .ldb = transpose_w ? k : R,
+            .transpose_b = transpose_w,
+            .ldc = R};
   }
   int64_t scratch(const Context& ctx, bool masked) const {
     int64_t bytes = 0;
     for (int64_t m : rows().sizes()) bytes = scratch_bytes(ctx, bytes, gemm(m));
     return bytes + c_bytes() + (masked ? masked_bytes() : 0);
   }
-  void run_item(const Context& ctx, int64_t item, const T* x, const uint8_t* keep, const T* w, T* out, std::byte* at) const {
+  void run_item(const Context& ctx, int64_t item, const T* x, const uint8_t* keep, const T* w, T* out,
+                std::byte* at) const {
     const Cut cut = rows();
     const int64_t first = cut.begin(item), m = cut.size(item);
     auto* c = reinterpret_cast<float*>(at);

@@ -43,7 +43,14 @@ struct AdapterGradient {
 
   // [R, n] columns of a partial = left^T right, left [m, R], right [m, cols]
   Gemm gemm(int64_t m, int64_t n, int64_t cols) const {
-    return {.m = ad.R, .n = n, .k = m, .dtype = dtype_of<T>::value, .lda = ad.R, .transpose_a = true, .ldb = cols, .ldc = cols};
+    return {.m = ad.R,
+            .n = n,
+            .k = m,
+            .dtype = dtype_of<T>::value,
+            .lda = ad.R,
+            .transpose_a = true,
+            .ldb = cols,
+            .ldc = cols};
   }
   int64_t scratch(const Context& ctx) const {
     int64_t bytes = 0;
@@ -129,7 +136,8 @@ void finish_rows(const LinearBackward& args, int64_t first, int64_t m, int64_t c
     D* dx = args.dx.as<D>() + (first + i) * in + col;
     int64_t j = 0;
     for (; j + lanes <= n; j += lanes) store(dx + j, add ? load(dx + j) + load(c + j) : load(c + j));
-    if (j < n) store_part(dx + j, add ? load_part(dx + j, n - j) + load_part(c + j, n - j) : load_part(c + j, n - j), n - j);
+    if (j < n)
+      store_part(dx + j, add ? load_part(dx + j, n - j) + load_part(c + j, n - j) : load_part(c + j, n - j), n - j);
   }
 }
 
@@ -163,7 +171,14 @@ struct InputGradient {
     return {.m = m, .n = n, .k = ad.out, .dtype = dtype, .lda = ad.out, .ldb = n, .ldc = n};
   }
   Gemm low_gemm(int64_t m, int64_t n) const {
-    return {.m = m, .n = n, .k = ad.R, .dtype = dtype, .lda = ad.R, .ldb = n, .ldc = n, .write = ad.keep != nullptr ? Write::set : Write::add};
+    return {.m = m,
+            .n = n,
+            .k = ad.R,
+            .dtype = dtype,
+            .lda = ad.R,
+            .ldb = n,
+            .ldc = n,
+            .write = ad.keep != nullptr ? Write::set : Write::add};
   }
   int64_t scratch(const Context& ctx) const {
     int64_t bytes = 0;
@@ -179,7 +194,9 @@ struct InputGradient {
   void load_panel(Context& ctx, int64_t p) const {
     if (direct) return;
     for (int64_t b = panels.begin(p); b < panels.begin(p) + panels.size(p); ++b) {
-      sluice::dequantize(ctx, {.weight = args.weight, .col_begin = blocks.begin(b), .out = {block_of(p, b), dtype, {ad.out, blocks.size(b)}}});
+      sluice::dequantize(ctx, {.weight = args.weight,
+                               .col_begin = blocks.begin(b),
+                               .out = {block_of(p, b), dtype, {ad.out, blocks.size(b)}}});
     }
   }
   T* block_of(int64_t p, int64_t b) const { return panel + ad.out * (blocks.begin(b) - blocks.begin(panels.begin(p))); }
@@ -187,14 +204,15 @@ struct InputGradient {
   void run(Context& ctx, const T* dyb, const ThreadScratch& scratch) const {
     ctx.pool.parallel_for(ad.R > 0 ? blocks.count() : 0, [&](int64_t b, int) {
       const int64_t n = blocks.size(b), col = blocks.begin(b);
-      for (int64_t r = 0; r < ad.R; ++r) convert(n, args.lora_a.as<float>() + r * ad.in + col, lora_a + ad.R * col + r * n);
+      for (int64_t r = 0; r < ad.R; ++r)
+        convert(n, args.lora_a.as<float>() + r * ad.in + col, lora_a + ad.R * col + r * n);
     });
     for (int64_t p = 0; p < panels.count(); ++p) {
       load_panel(ctx, p);
       ctx.pool.parallel_for(panels.size(p) * rows.count(), [&](int64_t item, int worker) {
         const int64_t b = panels.begin(p) + item / rows.count();
-        run_block(ctx, b, direct ? reinterpret_cast<const T*>(args.weight.data) : block_of(p, b), item % rows.count(), dyb,
-                  scratch.of(worker));
+        run_block(ctx, b, direct ? reinterpret_cast<const T*>(args.weight.data) : block_of(p, b), item % rows.count(),
+                  dyb, scratch.of(worker));
       });
     }
   }
@@ -238,7 +256,8 @@ void backward(Context& ctx, const LinearBackward& args) {
     ArenaScope sums(ctx.arena);
     const ThinProduct<T> low_x(ctx, N, in, R, true, ad.factor), low_dy(ctx, N, out, R, false, ad.factor);
     const AdapterGradient<T> gradient(ctx, args, ad, N);
-    const ThreadScratch scratch(ctx, std::max({low_x.scratch(ctx, ad.keep != nullptr), low_dy.scratch(ctx, false), gradient.scratch(ctx)}));
+    const ThreadScratch scratch(
+        ctx, std::max({low_x.scratch(ctx, ad.keep != nullptr), low_dy.scratch(ctx, false), gradient.scratch(ctx)}));
     if (!ctx.counting()) {
       prepare(ctx, args, N, ad);
       const int64_t items = low_x.rows().count();

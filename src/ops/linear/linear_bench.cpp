@@ -21,11 +21,13 @@ struct Bench {
   Weight weight;
   Tensor x, y, dx, a, b, da, db;
 
-  Bench(const benchmark::State& state, WeightFormat format) : N(state.range(0)), in(state.range(1)), out(state.range(2)) {
+  Bench(const benchmark::State& state, WeightFormat format)
+      : N(state.range(0)), in(state.range(1)), out(state.range(2)) {
     weight = {.format = format, .rows = out, .cols = in};
     stored.assign(static_cast<size_t>(out * weight.row_bytes()), std::byte{0x11});
     weight.data = stored.data();
-    x = arena.tensor(DType::bf16, {N, in}), dx = arena.tensor(DType::bf16, {N, in}), y = arena.tensor(DType::bf16, {N, out});
+    x = arena.tensor(DType::bf16, {N, in}), dx = arena.tensor(DType::bf16, {N, in}),
+    y = arena.tensor(DType::bf16, {N, out});
     a = arena.tensor(DType::f32, {R, in}), da = arena.tensor(DType::f32, {R, in});
     b = arena.tensor(DType::f32, {out, R}), db = arena.tensor(DType::f32, {out, R});
   }
@@ -34,7 +36,8 @@ struct Bench {
     if (pass == Pass::forward) {
       linear_forward(ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = x, .y = y});
     } else {
-      linear_backward(ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = x, .dy = y, .dx = dx, .dlora_a = da, .dlora_b = db});
+      linear_backward(
+          ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = x, .dy = y, .dx = dx, .dlora_a = da, .dlora_b = db});
     }
   }
 
@@ -46,19 +49,30 @@ struct Bench {
     ArenaScope scope(arena);
     const auto gemm = [&](int64_t item) {
       const int64_t first = item / halves * row_chunk, col = item % halves * (n / halves);
-      return Gemm{.m = std::min(row_chunk, N - first), .n = n / halves, .k = k, .a = (forward ? x : y).as<bf16>() + first * k, .lda = k,
-                  .b = stored.data() + (forward ? col * k : col) * 2, .ldb = forward ? k : n, .transpose_b = forward,
-                  .c_dtype = DType::bf16, .c = (forward ? y : dx).as<bf16>() + first * n + col, .ldc = n};
+      return Gemm{.m = std::min(row_chunk, N - first),
+                  .n = n / halves,
+                  .k = k,
+                  .a = (forward ? x : y).as<bf16>() + first * k,
+                  .lda = k,
+                  .b = stored.data() + (forward ? col * k : col) * 2,
+                  .ldb = forward ? k : n,
+                  .transpose_b = forward,
+                  .c_dtype = DType::bf16,
+                  .c = (forward ? y : dx).as<bf16>() + first * n + col,
+                  .ldc = n};
     };
     const int64_t bytes = gemm_scratch_bytes(ctx, gemm(0));
     std::byte* scratch = arena.bytes(bytes * pool.num_threads());
-    pool.parallel_for(chunks * halves, [&](int64_t item, int worker) { gemm_on_this_thread(ctx, gemm(item), scratch + worker * bytes); });
+    pool.parallel_for(chunks * halves, [&](int64_t item, int worker) {
+      gemm_on_this_thread(ctx, gemm(item), scratch + worker * bytes);
+    });
   }
 };
 
 void report(benchmark::State& state) {
   const double operations = 2.0 * static_cast<double>(state.range(0) * state.range(1) * state.range(2));
-  state.counters["GFLOP/s"] = benchmark::Counter(operations / 1e9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(operations / 1e9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 void plain(benchmark::State& state, Pass pass) {
@@ -77,7 +91,8 @@ void adapted(benchmark::State& state, Pass pass, WeightFormat format) {
 void shapes(benchmark::internal::Benchmark* bench) {
   bench->ArgNames({"rows", "in", "out"})->Unit(benchmark::kMicrosecond)->UseRealTime();
   for (int64_t rows : {256, 1024, 4096}) {
-    for (auto [in, out] : {std::pair<int64_t, int64_t>{576, 576}, {576, 192}, {576, 1536}, {1536, 576}}) bench->Args({rows, in, out});
+    for (auto [in, out] : {std::pair<int64_t, int64_t>{576, 576}, {576, 192}, {576, 1536}, {1536, 576}})
+      bench->Args({rows, in, out});
   }
 }
 

@@ -55,7 +55,8 @@ void forward(Context& ctx, const LinearForward& args) {
   T* xa = scope.array<T>(N * R);
 
   const bool direct = used_directly(w, dtype);
-  const Cut panels{out, direct ? out : std::min(out, std::max<int64_t>(64, panel_bytes / (in * size_of(dtype)) / 64 * 64))};
+  const Cut panels{out,
+                   direct ? out : std::min(out, std::max<int64_t>(64, panel_bytes / (in * size_of(dtype)) / 64 * 64))};
   const Cut rows{N, row_chunk};
   const Cut blocks = cut_columns(panels.width, rows.count(), threads, 32);
   T* panel = scope.array<T>(direct ? 0 : panels.width * in);
@@ -64,7 +65,8 @@ void forward(Context& ctx, const LinearForward& args) {
     return Gemm{.m = m, .n = n, .k = in, .dtype = dtype, .lda = in, .ldb = in, .transpose_b = true, .ldc = n};
   };
   const auto low_gemm = [&](int64_t m, int64_t n) {
-    return Gemm{.m = m, .n = n, .k = R, .dtype = dtype, .lda = R, .ldb = R, .transpose_b = true, .ldc = n, .write = Write::add};
+    return Gemm{
+        .m = m, .n = n, .k = R, .dtype = dtype, .lda = R, .ldb = R, .transpose_b = true, .ldc = n, .write = Write::add};
   };
   int64_t gemm_bytes = 0;
   for (int64_t panel_rows : panels.sizes()) {
@@ -79,7 +81,8 @@ void forward(Context& ctx, const LinearForward& args) {
   const int64_t thin_bytes = R > 0 ? low.scratch(ctx, ad.keep != nullptr) : 0;
   const ThreadScratch scratch(ctx, std::max(c_bytes + gemm_bytes, thin_bytes));
   const auto load_panel = [&](int64_t p) {
-    if (!direct) sluice::dequantize(ctx, {.weight = w, .row_begin = panels.begin(p), .out = {panel, dtype, {panels.size(p), in}}});
+    if (!direct)
+      sluice::dequantize(ctx, {.weight = w, .row_begin = panels.begin(p), .out = {panel, dtype, {panels.size(p), in}}});
   };
   if (ctx.counting()) return load_panel(0);
 

@@ -28,12 +28,14 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  return std::to_string(c.N) + " rows, " + std::to_string(c.in) + " -> " + std::to_string(c.out) + ", R " + std::to_string(c.R) + ", " +
-         std::string(to_string(c.dtype)) + ", p " + std::to_string(c.p);
+  return std::to_string(c.N) + " rows, " + std::to_string(c.in) + " -> " + std::to_string(c.out) + ", R " +
+         std::to_string(c.R) + ", " + std::string(to_string(c.dtype)) + ", p " + std::to_string(c.p);
 }
 
 Weight plain_weight(const Tensor& t) {
-  return {.format = t.dtype == DType::bf16 ? WeightFormat::bf16 : WeightFormat::f32, .rows = t.shape[0], .cols = t.shape[1],
+  return {.format = t.dtype == DType::bf16 ? WeightFormat::bf16 : WeightFormat::f32,
+          .rows = t.shape[0],
+          .cols = t.shape[1],
           .data = static_cast<const std::byte*>(t.data)};
 }
 
@@ -44,11 +46,19 @@ struct Layer {
   Buffer w, bias, a, b, x, dy, residual, y, dx, da, db;
 
   explicit Layer(const Case& c_)
-      : c(c_), w_values(random_values(static_cast<size_t>(c.out * c.in), 1, 0.1F)), w(c.dtype, {c.out, c.in}, w_values),
-        bias(DType::f32, {c.out}, random_values(static_cast<size_t>(c.out), 2)), a(DType::f32, {c.R, c.in}, random_values(static_cast<size_t>(c.R * c.in), 3, 0.1F)),
-        b(DType::f32, {c.out, c.R}, random_values(static_cast<size_t>(c.out * c.R), 4)), x(c.dtype, {c.N, c.in}, random_values(static_cast<size_t>(c.N * c.in), 5)),
-        dy(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 6)), residual(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 7)),
-        y(c.dtype, {c.N, c.out}), dx(c.dtype == DType::f32 ? DType::f32 : c.dx_dtype, {c.N, c.in}), da(DType::f32, {c.R, c.in}), db(DType::f32, {c.out, c.R}) {
+      : c(c_),
+        w_values(random_values(static_cast<size_t>(c.out * c.in), 1, 0.1F)),
+        w(c.dtype, {c.out, c.in}, w_values),
+        bias(DType::f32, {c.out}, random_values(static_cast<size_t>(c.out), 2)),
+        a(DType::f32, {c.R, c.in}, random_values(static_cast<size_t>(c.R * c.in), 3, 0.1F)),
+        b(DType::f32, {c.out, c.R}, random_values(static_cast<size_t>(c.out * c.R), 4)),
+        x(c.dtype, {c.N, c.in}, random_values(static_cast<size_t>(c.N * c.in), 5)),
+        dy(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 6)),
+        residual(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 7)),
+        y(c.dtype, {c.N, c.out}),
+        dx(c.dtype == DType::f32 ? DType::f32 : c.dx_dtype, {c.N, c.in}),
+        da(DType::f32, {c.R, c.in}),
+        db(DType::f32, {c.out, c.R}) {
     reset();
   }
   void reset() {
@@ -62,16 +72,29 @@ struct Layer {
   void forward(Context& ctx, const Weight& weight, int64_t begin, int64_t count) const {
     Dropout dropout = c.dropout();
     dropout.row_begin = begin;
-    linear_forward(ctx, {.weight = weight, .bias = optional(c.bias, bias), .lora_a = optional(c.R > 0, a), .lora_b = optional(c.R > 0, b),
-                         .scale = c.scale, .dropout = dropout, .x = x.tensor.rows(begin, count),
-                         .residual = optional(c.residual, residual.tensor.rows(begin, count)), .y = y.tensor.rows(begin, count)});
+    linear_forward(ctx, {.weight = weight,
+                         .bias = optional(c.bias, bias),
+                         .lora_a = optional(c.R > 0, a),
+                         .lora_b = optional(c.R > 0, b),
+                         .scale = c.scale,
+                         .dropout = dropout,
+                         .x = x.tensor.rows(begin, count),
+                         .residual = optional(c.residual, residual.tensor.rows(begin, count)),
+                         .y = y.tensor.rows(begin, count)});
   }
   void backward(Context& ctx, const Weight& weight, int64_t begin, int64_t count) const {
     Dropout dropout = c.dropout();
     dropout.row_begin = begin;
-    linear_backward(ctx, {.weight = weight, .lora_a = optional(c.R > 0, a), .lora_b = optional(c.R > 0, b), .scale = c.scale,
-                          .dropout = dropout, .x = optional(c.R > 0, x.tensor.rows(begin, count)), .dy = dy.tensor.rows(begin, count),
-                          .dx = dx.tensor.rows(begin, count), .write = c.write, .dlora_a = optional(c.R > 0, da),
+    linear_backward(ctx, {.weight = weight,
+                          .lora_a = optional(c.R > 0, a),
+                          .lora_b = optional(c.R > 0, b),
+                          .scale = c.scale,
+                          .dropout = dropout,
+                          .x = optional(c.R > 0, x.tensor.rows(begin, count)),
+                          .dy = dy.tensor.rows(begin, count),
+                          .dx = dx.tensor.rows(begin, count),
+                          .write = c.write,
+                          .dlora_a = optional(c.R > 0, da),
                           .dlora_b = optional(c.R > 0, db)});
   }
   void run(Context& ctx, const Weight& weight, int64_t tile) {
@@ -81,7 +104,8 @@ struct Layer {
   }
   std::string bytes() const {
     std::string all;
-    for (const Tensor& t : {y.tensor, dx.tensor, da.tensor, db.tensor}) all.append(static_cast<const char*>(t.data), static_cast<size_t>(t.size_bytes()));
+    for (const Tensor& t : {y.tensor, dx.tensor, da.tensor, db.tensor})
+      all.append(static_cast<const char*>(t.data), static_cast<size_t>(t.size_bytes()));
     return all;
   }
 };
@@ -104,10 +128,20 @@ Results reference(const Layer& l, Round round) {
   };
   std::vector<int> keep(static_cast<size_t>(c.N * c.in));
   for (size_t i = 0; i < keep.size(); ++i) keep[i] = random_uniform(c.dropout().seed, c.dropout().stream, i) >= c.p;
-  const std::vector<T> w(l.w_values.begin(), l.w_values.end()), a = values(l.a), b = values(l.b), x = values(l.x), dy = values(l.dy);
+  const std::vector<T> w(l.w_values.begin(), l.w_values.end()), a = values(l.a), b = values(l.b), x = values(l.x),
+                                                                dy = values(l.dy);
   const std::vector<T> bias = values(l.bias), residual = values(l.residual);
-  const ref::Linear<T, Round> linear{.N = c.N, .in = c.in, .out = c.out, .weight = w.data(), .R = c.R, .lora_a = a.data(), .lora_b = b.data(),
-                                     .scale = c.scale, .dropout_p = c.p, .keep = keep.data(), .round = round};
+  const ref::Linear<T, Round> linear{.N = c.N,
+                                     .in = c.in,
+                                     .out = c.out,
+                                     .weight = w.data(),
+                                     .R = c.R,
+                                     .lora_a = a.data(),
+                                     .lora_b = b.data(),
+                                     .scale = c.scale,
+                                     .dropout_p = c.p,
+                                     .keep = keep.data(),
+                                     .round = round};
   std::vector<T> y(static_cast<size_t>(c.N * c.out)), dx(x.size()), da(a.size(), T(0.25)), db(b.size(), T(-0.25));
   linear.forward(x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, y.data());
   linear.backward(x.data(), dy.data(), dx.data(), da.data(), db.data());
@@ -138,22 +172,41 @@ TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, 
     const std::vector<float> v = random_values(static_cast<size_t>(count), seed);
     return std::vector<double>(v.begin(), v.end());
   };
-  const std::vector<double> w = values(out * in, 1), a = values(R * in, 2), b = values(out * R, 3), x = values(N * in, 4), dy = values(N * out, 5),
-                            bias = values(out, 6), residual = values(N * out, 7);
+  const std::vector<double> w = values(out * in, 1), a = values(R * in, 2), b = values(out * R, 3),
+                            x = values(N * in, 4), dy = values(N * out, 5), bias = values(out, 6),
+                            residual = values(N * out, 7);
   const std::vector<int> keep = {1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1};
   // sum of dy y as a function of x, A and B
-  const auto loss = [&](const std::vector<Complex>& zx, const std::vector<Complex>& za, const std::vector<Complex>& zb) {
-    const std::vector<Complex> zw(w.begin(), w.end()), zbias(bias.begin(), bias.end()), zr(residual.begin(), residual.end());
-    const ref::Linear<Complex> linear{.N = N, .in = in, .out = out, .weight = zw.data(), .R = R, .lora_a = za.data(), .lora_b = zb.data(),
-                                      .scale = 0.7, .dropout_p = 0.25, .keep = keep.data()};
+  const auto loss = [&](const std::vector<Complex>& zx, const std::vector<Complex>& za,
+                        const std::vector<Complex>& zb) {
+    const std::vector<Complex> zw(w.begin(), w.end()), zbias(bias.begin(), bias.end()),
+        zr(residual.begin(), residual.end());
+    const ref::Linear<Complex> linear{.N = N,
+                                      .in = in,
+                                      .out = out,
+                                      .weight = zw.data(),
+                                      .R = R,
+                                      .lora_a = za.data(),
+                                      .lora_b = zb.data(),
+                                      .scale = 0.7,
+                                      .dropout_p = 0.25,
+                                      .keep = keep.data()};
     std::vector<Complex> y(static_cast<size_t>(N * out));
     linear.forward(zx.data(), zbias.data(), zr.data(), y.data());
     Complex sum = 0;
     for (size_t i = 0; i < y.size(); ++i) sum += dy[i] * y[i];
     return sum;
   };
-  const ref::Linear<double> linear{.N = N, .in = in, .out = out, .weight = w.data(), .R = R, .lora_a = a.data(), .lora_b = b.data(),
-                                   .scale = 0.7, .dropout_p = 0.25, .keep = keep.data()};
+  const ref::Linear<double> linear{.N = N,
+                                   .in = in,
+                                   .out = out,
+                                   .weight = w.data(),
+                                   .R = R,
+                                   .lora_a = a.data(),
+                                   .lora_b = b.data(),
+                                   .scale = 0.7,
+                                   .dropout_p = 0.25,
+                                   .keep = keep.data()};
   std::vector<double> dx(x.size(), NAN), da(a.size(), 0), db(b.size(), 0);
   linear.backward(x.data(), dy.data(), dx.data(), da.data(), db.data());
   const std::vector<Complex> cx(x.begin(), x.end()), ca(a.begin(), a.end()), cb(b.begin(), b.end());
@@ -171,9 +224,12 @@ TEST_CASE("linear: each backend is as close to f64 as plain loops in its precisi
       check_against_reference(t, {.N = 65, .in = 100, .out = 70, .R = 8, .dtype = dtype, .p = 0.3F, .residual = true});
       check_against_reference(t, {.N = 11, .in = 333, .out = 20, .R = 2, .dtype = dtype, .p = 0.5F});
       check_against_reference(t, {.N = 300, .in = 64, .out = 41, .R = 16, .dtype = dtype, .write = Write::add});
-      check_against_reference(t, {.N = 530, .in = 48, .out = 36, .R = 5, .dtype = dtype, .p = 0.1F, .dx_dtype = DType::f32});
-      check_against_reference(t, {.N = 20, .in = 40, .out = 30, .R = 4, .dtype = dtype, .write = Write::add, .dx_dtype = DType::f32});
-      check_against_reference(t, {.N = 9, .in = 600, .out = 1100, .R = 0, .dtype = dtype, .bias = true, .residual = true});
+      check_against_reference(
+          t, {.N = 530, .in = 48, .out = 36, .R = 5, .dtype = dtype, .p = 0.1F, .dx_dtype = DType::f32});
+      check_against_reference(
+          t, {.N = 20, .in = 40, .out = 30, .R = 4, .dtype = dtype, .write = Write::add, .dx_dtype = DType::f32});
+      check_against_reference(t,
+                              {.N = 9, .in = 600, .out = 1100, .R = 0, .dtype = dtype, .bias = true, .residual = true});
     }
   }
 }
@@ -226,12 +282,17 @@ TEST_CASE("linear: a stored weight gives the bytes of its dequantised copy, over
     WeightFormat format;
     int64_t rows, cols, interleaved_head_dim;
   };
-  for (const Stored& s : {Stored{WeightFormat::q8_0, 96, 608, 0}, {WeightFormat::q4_1, 1000, 1056, 0}, {WeightFormat::q4_k, 70, 1280, 0},
-                          {WeightFormat::bf16, 128, 100, 32}, {WeightFormat::f32, 64, 33, 0}, {WeightFormat::f16, 48, 70, 16}}) {
+  for (const Stored& s : {Stored{WeightFormat::q8_0, 96, 608, 0},
+                          {WeightFormat::q4_1, 1000, 1056, 0},
+                          {WeightFormat::q4_k, 70, 1280, 0},
+                          {WeightFormat::bf16, 128, 100, 32},
+                          {WeightFormat::f32, 64, 33, 0},
+                          {WeightFormat::f16, 48, 70, 16}}) {
     CAPTURE(to_string(s.format));
     Weight w{.format = s.format, .rows = s.rows, .cols = s.cols, .interleaved_head_dim = s.interleaved_head_dim};
     std::vector<std::byte> data(static_cast<size_t>(s.rows * w.row_bytes()));
-    for (size_t i = 0; i < data.size(); ++i) data[i] = std::byte(random_bits(1, 2, i) & 0x3b);  // small exponents: finite
+    for (size_t i = 0; i < data.size(); ++i)
+      data[i] = std::byte(random_bits(1, 2, i) & 0x3b);  // small exponents: finite
     w.data = data.data();
     for (DType dtype : {DType::f32, DType::bf16}) {
       TestContext t(detect_isa(), 2);
@@ -288,9 +349,11 @@ TEST_CASE("linear: misuse is our own mistake") {
   TestContext t(detect_isa(), 1);
   Layer l({.N = 4, .in = 8, .out = 6, .R = 2});
   const Weight w = plain_weight(l.w);
-  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .x = l.dy, .y = l.y}), Error);                     // x is not [N, in]
-  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .x = l.x, .y = l.y}), Error);        // A without B
-  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .bias = l.x, .x = l.x, .y = l.y}), Error);          // bias shape
-  CHECK_THROWS_AS(linear_backward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .x = l.x, .dy = l.dy, .dx = l.dx}), Error);  // no dA
-  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .dropout = {.p = 1}, .x = l.x, .y = l.y}), Error);
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .x = l.dy, .y = l.y}), Error);                // x is not [N, in]
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .x = l.x, .y = l.y}), Error);  // A without B
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .bias = l.x, .x = l.x, .y = l.y}), Error);    // bias shape
+  CHECK_THROWS_AS(linear_backward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .x = l.x, .dy = l.dy, .dx = l.dx}),
+                  Error);  // no dA
+  CHECK_THROWS_AS(
+      linear_forward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .dropout = {.p = 1}, .x = l.x, .y = l.y}), Error);
 }

@@ -13,9 +13,9 @@
 
 namespace sluice::linear_work {
 
-constexpr int64_t panel_bytes = 4 << 20;    // of dequantised weight at a time: stays in L2/L3
-constexpr int64_t max_block_cols = 512;     // a block of C, [row_chunk, 512] f32, is half of a 1 MiB L2
-constexpr int64_t thin_rows = 128;          // rows of an item of the thin products x A^T and dy B
+constexpr int64_t panel_bytes = 4 << 20;     // of dequantised weight at a time: stays in L2/L3
+constexpr int64_t max_block_cols = 512;      // a block of C, [row_chunk, 512] f32, is half of a 1 MiB L2
+constexpr int64_t thin_rows = 128;           // rows of an item of the thin products x A^T and dy B
 constexpr int64_t partial_bytes = 16 << 20;  // of partial sums of dA and dB at a time
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -39,8 +39,10 @@ inline Cut cut_columns(int64_t total, int64_t others, int threads, int64_t unit)
 
 // Whether the mapped bytes of a weight can be an operand as they are.
 inline bool used_directly(const Weight& w, DType dtype) {
-  const bool same = (w.format == WeightFormat::f32 && dtype == DType::f32) || (w.format == WeightFormat::bf16 && dtype == DType::bf16);
-  return same && w.interleaved_head_dim == 0 && reinterpret_cast<uintptr_t>(w.data) % static_cast<uintptr_t>(size_of(dtype)) == 0;
+  const bool same = (w.format == WeightFormat::f32 && dtype == DType::f32) ||
+                    (w.format == WeightFormat::bf16 && dtype == DType::bf16);
+  return same && w.interleaved_head_dim == 0 &&
+         reinterpret_cast<uintptr_t>(w.data) % static_cast<uintptr_t>(size_of(dtype)) == 0;
 }
 
 inline int64_t scratch_bytes(const Context& ctx, int64_t so_far, const Gemm& gemm) {

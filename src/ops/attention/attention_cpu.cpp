@@ -115,8 +115,8 @@ void hide_scores(const Schedule& schedule, int64_t block, const Visit& visit, co
   const int64_t n = visit.size();
   schedule.for_each_hidden(block, visit, [&](int64_t row, int64_t from, int64_t to) {
     for (int64_t h = 0; h < tile.heads; ++h) {
-      float* const line = s + (h * tile.rows_each + row) * n - visit.begin;
-      for (int64_t j = from; j < to; ++j) line[j] = minus_infinity;
+      float* const line = s + (h * tile.rows_each + row) * n;
+      std::fill(line + from - visit.begin, line + to - visit.begin, minus_infinity);
     }
   });
 }
@@ -321,7 +321,10 @@ SLUICE_INLINE void score_gradient_row(const float* s, const float* dp, int64_t n
   for (int64_t j = 0; j < n; j += lanes) {
     const F32 score = load(s + j);
     F32 scaled = capped ? score : score * scale;
-    __asm__("" : "+v"(scaled));  // no fused subtraction: where one key has all the weight, lse is this rounded product and p is 1
+    __asm__(
+        ""
+        : "+v"(
+            scaled));  // no fused subtraction: where one key has all the weight, lse is this rounded product and p is 1
     const F32 e = exp2_scaled(scaled - lse, log2_e, lowest);
     F32 d = e * (load(dp + j) * scale - scaled_delta);
     if constexpr (capped) {

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/error.h"
@@ -23,26 +24,46 @@ Tokenizer load_json(const std::string& name) {
 // The arrays of a GGUF file, kept alive while a tokenizer is made of them.
 struct GgufArrays {
   std::string model, pre;
-  std::vector<std::string> tokens;
-  std::vector<std::string_view> token_views;
+  std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
   std::vector<float> scores;
-  bool add_space_prefix;
+  bool add_space_prefix = true;
 
-  explicit GgufArrays(const std::string& name) {
+  static GgufArrays of_vocabulary(const std::string& name) {
     const Json json = Json::parse(read_text(folder + name + ".vocabulary.json"));
-    model = json.at("model"), pre = json.at("pre");
-    tokens = json.at("tokens").get<std::vector<std::string>>();
-    types = json.at("types").get<std::vector<int32_t>>();
-    scores = json.at("scores").get<std::vector<float>>();
-    add_space_prefix = json.at("add_space_prefix");
-    token_views.assign(tokens.begin(), tokens.end());
+    GgufArrays arrays{.model = json.at("model"), .pre = json.at("pre")};
+    arrays.tokens = json.at("tokens").get<std::vector<std::string>>();
+    arrays.types = json.at("types").get<std::vector<int32_t>>();
+    arrays.scores = json.at("scores").get<std::vector<float>>();
+    arrays.add_space_prefix = json.at("add_space_prefix");
+    return arrays;
   }
+
+  // As a converter writes a tokenizer.json: type 3 for special tokens, 4 for other added ones.
+  static GgufArrays of_tokenizer_json(const std::string& name, const std::string& model, const std::string& pre) {
+    const Json json = Json::parse(read_text(folder + name + ".tokenizer.json"));
+    GgufArrays arrays{.model = model, .pre = pre};
+    const auto put = [&](const std::string& text, size_t id, int32_t type) {
+      if (id >= arrays.tokens.size()) arrays.tokens.resize(id + 1), arrays.types.resize(id + 1, 5);
+      arrays.tokens[id] = text, arrays.types[id] = type;
+    };
+    for (const auto& [text, id] : json.at("model").at("vocab").items()) put(text, id, text.starts_with("<0x") ? 6 : 1);
+    for (const Json& token : json.at("added_tokens"))
+      put(token.at("content"), token.at("id"), token.at("special") ? 3 : 4);
+    for (const Json& merge : json.at("model").at("merges")) {
+      arrays.merges.push_back(merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>());
+    }
+    return arrays;
+  }
+
   Tokenizer load() const {
+    const std::vector<std::string_view> token_views(tokens.begin(), tokens.end()),
+        merge_views(merges.begin(), merges.end());
     return Tokenizer::from_gguf({.model = model,
                                  .pre = pre,
                                  .tokens = token_views,
                                  .types = types,
+                                 .merges = merge_views,
                                  .scores = scores,
                                  .bos_id = 1,
                                  .eos_id = 2,
@@ -71,7 +92,57 @@ TEST_CASE("tokenizer.json: tokenizers over pieces give the ids and texts of Hugg
 }
 
 TEST_CASE("GGUF llama: gives the ids and texts of llama.cpp and SentencePiece") {
-  for (const char* name : {"sentencepiece", "sentencepiece_no_prefix"}) check_corpus(name, GgufArrays(name).load());
+  for (const char* name : {"sentencepiece", "sentencepiece_no_prefix"})
+    check_corpus(name, GgufArrays::of_vocabulary(name).load());
+}
+
+TEST_CASE("GGUF gpt2 and gemma4: the arrays of a tokenizer.json give what the tokenizer.json gives") {
+  for (const auto& [name, pre] : std::vector<std::pair<std::string, std::string>>{{"gpt2", "gpt-2"},
+                                                                                  {"smollm", "smollm"},
+                                                                                  {"llama3", "llama-bpe"},
+                                                                                  {"minicpm5", "minicpm5"},
+                                                                                  {"gpt4o", "gpt-4o"},
+                                                                                  {"tekken", "tekken"},
+                                                                                  {"deepseek", "deepseek-v3"}}) {
+    check_corpus(name, GgufArrays::of_tokenizer_json(name, "gpt2", pre).load());
+  }
+  check_corpus("gemma", GgufArrays::of_tokenizer_json("gemma", "gemma4", "").load());
+}
+
+TEST_CASE("encode: several threads that share a tokenizer get what one gets") {
+  const Tokenizer tokenizer = load_json("llama3");
+  const auto& documents = tokenizer_corpus();
+  std::vector<std::vector<int32_t>> alone, shared(documents.size());
+  for (const std::string& document : documents) alone.push_back(tokenizer.encode(document).ids);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < documents.size(); i += 4) shared[i] = tokenizer.encode(documents[i]).ids;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(shared == alone);
+}
+
+TEST_CASE("StreamDecoder: gives the text of decode, in valid pieces") {
+  for (const char* name : {"llama3", "llama2", "mistral"}) {
+    const Tokenizer tokenizer = load_json(name);
+    for (size_t i = 0; i < tokenizer_corpus().size(); i += 7) {
+      const std::vector<int32_t> ids = tokenizer.encode(tokenizer_corpus()[i]).ids;
+      StreamDecoder stream(tokenizer, false, true);
+      std::string text;
+      bool all_valid = true;
+      for (int32_t id : ids) {
+        const std::string part = stream.push(id);
+        all_valid = all_valid && to_valid_utf8(part) == part;
+        text += part;
+      }
+      text += stream.finish();
+      CAPTURE(i);
+      CHECK(all_valid);
+      CHECK(text == to_valid_utf8(tokenizer.decode(ids)));
+    }
+  }
 }
 
 TEST_CASE("tokenizer.json: added tokens, post-processors and decoders on single texts") {

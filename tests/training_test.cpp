@@ -399,7 +399,7 @@ TEST_SUITE("full") {
     CHECK(result.arena_used == result.arena_planned);
     int64_t early = 0, late = 0;
     for (const TrainReport& r : heard.reports) {
-      if (r.step == 100) early = r.peak_bytes;
+      if (r.step == 350) early = r.peak_bytes;  // by then oneDNN has its kernels for every length of a last row chunk
       if (r.step == 500) late = r.peak_bytes;
     }
     REQUIRE(early > 0);

@@ -14,7 +14,7 @@ if [ "${1:-}" = --check ]; then
     exit 0
   fi
   "$formatter" --dry-run -Werror "${files[@]}" 2>&1 | grep -E 'error:' | cut -d: -f1 | sort | uniq -c |
-    sed 's/^ *\([0-9]*\) \(.*\)/format: \2 differs in \1 places; run make format/' >&2
+    sed 's/^ *\([0-9]*\) \(.*\)/format: \2 differs in \1 places; run make format/' >&2 || true  # grep finds nothing in a tidy tree
   "$formatter" --dry-run -Werror "${files[@]}" 2>/dev/null
   echo "format: ${#files[@]} files are as clang-format $version lays them out"
   exit 0

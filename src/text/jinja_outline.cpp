@@ -60,7 +60,7 @@ std::vector<std::string> simplify(std::vector<std::string> tokens) {
                            tokens[i + 2] == "]" && !out.empty() &&
                            (is_name(out.back().back()) || out.back() == "]" || out.back() == ")");
     if (subscript) {
-      out.push_back(".");
+      out.emplace_back(".");
       out.push_back(jinja_unquote(tokens[i + 1]));
       i += 2;
       continue;

@@ -53,7 +53,8 @@ void join(SplitBehavior behavior, Flagged& found) {
       for (const auto& item : found) fold(item, item.second && !previous);
       break;
     case SplitBehavior::merged_with_next:
-      for (auto item = found.rbegin(); item != found.rend(); ++item) fold(*item, item->second && !previous);
+      std::reverse(found.begin(), found.end());
+      for (const auto& item : found) fold(item, item.second && !previous);
       std::reverse(joined.begin(), joined.end());
       break;
   }

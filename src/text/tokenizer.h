@@ -68,7 +68,7 @@ class Tokenizer {
  public:
   // Throws Error(bad_file) when the file is damaged or asks for something that is not implemented.
   static Tokenizer from_tokenizer_json(std::string_view json, const TokenizerConfig& config = {});
-  static Tokenizer from_gguf(const GgufVocabulary& vocabulary);
+  static Tokenizer from_gguf(const GgufVocabulary& file);
 
   // Never fails on the content of a text: bytes that are not UTF-8 become byte tokens where the tokenizer has them (byte-level
   // and byte-fallback models have all 256), else the unknown token. Throws Error(bad_config) above 2^31 bytes.

@@ -3,8 +3,8 @@
 // once for both:
 //
 //   round r:   prepare panel r       dequantise it; coefficients of the previous chunk from its exponentials
-//              backward panel r - 1  dh += coefficients x panel              (previous chunk)
-//              forward panel r - 2   h x panel^T -> exponentials, over the old ones   (next chunk)
+//              backward panel r - 1  dh += coefficients x panel                                 (previous chunk)
+//              forward panel r - 1   h x panel^T -> exponentials, over those that became coefficients   (next chunk)
 //
 // The parts of a round are independent items for the pool; rounds are separated by its join.
 #include <immintrin.h>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t rows_per_tile = 128, columns_per_tile = 512;  // of logits: a tile stays in one core's cache
 constexpr int64_t rows_per_coefficient_item = 32, rows_per_dequantize_item = 256;
-constexpr int panel_buffers = 3, coefficient_buffers = 2;  // rounds that a panel, and its coefficients, live for
+constexpr int num_buffers = 2;  // rounds that a panel and its coefficients live for
 
 struct Chunk {
   int64_t begin = 0, rows = 0;  // rows 0: none
@@ -55,9 +55,9 @@ class ByRows {
 
   float* z_of(int worker) const { return reinterpret_cast<float*>(rooms_ + worker * (z_bytes_ + product_bytes_)); }
   std::byte* products_of(int worker) const { return rooms_ + worker * (z_bytes_ + product_bytes_) + z_bytes_; }
-  T* coefficients(int64_t panel) const { return coefficients_[panel % coefficient_buffers]; }  // [rows, columns(panel)]
+  T* coefficients(int64_t panel) const { return coefficients_[panel % num_buffers]; }  // [rows, columns(panel)]
   const T* weight_rows(int64_t panel) const {
-    if (!in_place_) return panel_[panel % panel_buffers];
+    if (!in_place_) return panel_[panel % num_buffers];
     return reinterpret_cast<const T*>(args_.weight.data) + panels_.begin(panel) * panels_.C;
   }
   bool is_panel(int64_t p) const { return p >= 0 && p < panels_.count; }
@@ -71,8 +71,8 @@ class ByRows {
   UnitSums sums_;     // of `capacity` rows
   float* dh_;         // [capacity, C]
   float* at_target_;  // [capacity]: coefficients of the targets
-  T* coefficients_[coefficient_buffers] = {};
-  T* panel_[panel_buffers] = {};
+  T* coefficients_[num_buffers] = {};
+  T* panel_[num_buffers] = {};
   int64_t z_bytes_, product_bytes_;
   std::byte* rooms_;  // each thread's: a tile of logits, and what products need
 };
@@ -91,10 +91,10 @@ ByRows<T>::ByRows(Context& ctx, const LinearCrossEntropyByRows& args)
   sums_ = make_unit_sums(arena, capacity_, panels_);
   dh_ = arena.array<float>(capacity_ * panels_.C);
   at_target_ = arena.array<float>(capacity_);
-  for (int64_t b = 0; b < at_most(coefficient_buffers, panels_.count); ++b)
+  for (int64_t b = 0; b < at_most(num_buffers, panels_.count); ++b)
     coefficients_[b] = arena.array<T>(capacity_ * panels_.width);
   if (!in_place_) {
-    for (int64_t b = 0; b < at_most(panel_buffers, panels_.count); ++b)
+    for (int64_t b = 0; b < at_most(num_buffers, panels_.count); ++b)
       panel_[b] = arena.array<T>(panels_.width * panels_.C);
   }
   z_bytes_ = at_most(rows_per_tile, capacity_) * at_most(columns_per_tile, panels_.width) * 4;
@@ -158,7 +158,7 @@ void ByRows<T>::dequantize_part(int64_t panel, int64_t item) {
   const int64_t first = item * rows_per_dequantize_item;
   const int64_t count = at_most(rows_per_dequantize_item, panels_.columns(panel) - first);
   dequantize_rows(ctx_, args_.weight, panels_.begin(panel) + first, count,
-                  panel_[panel % panel_buffers] + first * panels_.C);
+                  panel_[panel % num_buffers] + first * panels_.C);
 }
 
 // One row's coefficients (onehot - p) dl/dz of a panel, rounded to T.
@@ -198,7 +198,7 @@ template <class T>
 void ByRows<T>::round(int64_t r, const Chunk& previous, const Chunk& next) {
   const Grid nothing{0, 1, 0, 1};
   const Grid backward = is_panel(r - 1) ? backward_grid(previous) : nothing;
-  const Grid forward = is_panel(r - 2) ? forward_grid(next, r - 2) : nothing;
+  const Grid forward = is_panel(r - 1) ? forward_grid(next, r - 1) : nothing;
   const Grid dequantize =
       is_panel(r) && !in_place_ ? Grid{panels_.columns(r), rows_per_dequantize_item, 1, 1} : nothing;
   const Grid coefficients = is_panel(r) ? Grid{previous.rows, rows_per_coefficient_item, 1, 1} : nothing;
@@ -206,7 +206,7 @@ void ByRows<T>::round(int64_t r, const Chunk& previous, const Chunk& next) {
   ctx_.pool.parallel_for(items, [&](int64_t i, int worker) {
     if (i < backward.count()) return backward_tile(r - 1, backward.at(i), worker);
     i -= backward.count();
-    if (i < forward.count()) return forward_tile(next, r - 2, forward.at(i), worker);
+    if (i < forward.count()) return forward_tile(next, r - 1, forward.at(i), worker);
     i -= forward.count();
     if (i < dequantize.count()) return dequantize_part(r, i);
     const Tile rows = coefficients.at(i - dequantize.count());
@@ -216,7 +216,7 @@ void ByRows<T>::round(int64_t r, const Chunk& previous, const Chunk& next) {
 
 template <class T>
 void ByRows<T>::step(const Chunk& previous, const Chunk& next) {
-  for (int64_t r = 0; r < panels_.count + 2; ++r) round(r, previous, next);
+  for (int64_t r = 0; r < panels_.count + 1; ++r) round(r, previous, next);
   if (previous.rows > 0) store_rows(args_.dh.rows(previous.begin, previous.rows), dh_);
   for (int64_t row = 0; row < next.rows; ++row) {
     float* logp = args_.logp.as<float>() + next.begin + row;

@@ -123,18 +123,22 @@ void logits(benchmark::State& state, WeightFormat format) {
   state.SetBytesProcessed(state.iterations() * s.weight.size_bytes());
 }
 
-#define SLUICE_HEAD_BENCH(...) BENCHMARK_CAPTURE(__VA_ARGS__)->UseRealTime()->Unit(benchmark::kMillisecond)
+#define SLUICE_HEAD_BENCH(name, function, ...) \
+  BENCHMARK_CAPTURE(function, head, __VA_ARGS__)->Name(name)->UseRealTime()->Unit(benchmark::kMillisecond)
 
 BENCHMARK(gemm)->Name("linear_cross_entropy/gemm")->Arg(256)->Arg(1024)->UseRealTime()->Unit(benchmark::kMillisecond);
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / bf16, WeightFormat::bf16, true, 0.0F)
+// Arguments: rows; rows per chunk.
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_rows/bf16", by_rows, WeightFormat::bf16, true, 0.0F)
     ->ArgsProduct({{256, 1024}, {128, 256}});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0, WeightFormat::q8_0, true, 0.0F)
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_rows/q8_0", by_rows, WeightFormat::q8_0, true, 0.0F)
     ->ArgsProduct({{256, 1024}, {128, 256}});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0_softcap, WeightFormat::q8_0, true, 30.0F)->Args({1024, 128});
-SLUICE_HEAD_BENCH(by_rows, linear_cross_entropy / q8_0_evaluation, WeightFormat::q8_0, false, 0.0F)->Args({1024, 128});
-SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy / bf16, WeightFormat::bf16)->Arg(1024);
-SLUICE_HEAD_BENCH(by_blocks, linear_cross_entropy / q8_0, WeightFormat::q8_0)->Arg(1024);
-SLUICE_HEAD_BENCH(logits, linear_cross_entropy / q8_0, WeightFormat::q8_0)->Arg(1)->Arg(16);
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_rows/q8_0/softcap", by_rows, WeightFormat::q8_0, true, 30.0F)
+    ->Args({1024, 128});
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_rows/q8_0/evaluation", by_rows, WeightFormat::q8_0, false, 0.0F)
+    ->Args({1024, 128});
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_blocks/bf16", by_blocks, WeightFormat::bf16)->Arg(1024);
+SLUICE_HEAD_BENCH("linear_cross_entropy/by_blocks/q8_0", by_blocks, WeightFormat::q8_0)->Arg(1024);
+SLUICE_HEAD_BENCH("linear_cross_entropy/logits/q8_0", logits, WeightFormat::q8_0)->Arg(1)->Arg(16);
 
 }  // namespace
 }  // namespace sluice

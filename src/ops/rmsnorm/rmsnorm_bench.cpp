@@ -1,0 +1,48 @@
+#include <benchmark/benchmark.h>
+
+#include "ops/rmsnorm/rmsnorm.h"
+
+namespace sluice {
+namespace {
+
+struct Setting {
+  Arena data = Arena::allocate(Device::cpu(), int64_t{128} << 20);
+  Arena arena = Arena::allocate(Device::cpu(), int64_t{1} << 20);
+  ThreadPool pool{ThreadPool::default_threads()};
+  Context ctx{.arena = arena, .pool = pool};
+
+  Tensor tensor(DType dtype, Shape shape) {
+    Tensor t = data.tensor(dtype, shape);
+    for (int64_t i = 0; i < t.numel(); ++i) {
+      const float value = static_cast<float>(i % 977 - 488) / 256;
+      if (dtype == DType::bf16) t.as<bf16>()[i] = bf16(value);
+      else t.as<float>()[i] = value;
+    }
+    return t;
+  }
+};
+
+// SmolLM2's width; bytes are those that must move: x and y, or x, dy and dx.
+void forward(benchmark::State& state) {
+  Setting s;
+  const int64_t N = state.range(0), C = 576;
+  const Tensor x = s.tensor(DType::bf16, {N, C}), weight = s.tensor(DType::f32, {C}), y = s.tensor(DType::bf16, {N, C});
+  for (auto _ : state) rmsnorm_forward(s.ctx, {.x = x, .weight = weight, .y = y});
+  state.SetBytesProcessed(state.iterations() * N * C * 4);
+}
+
+void backward(benchmark::State& state) {
+  Setting s;
+  const int64_t N = state.range(0), C = 576;
+  const Tensor x = s.tensor(DType::bf16, {N, C}), weight = s.tensor(DType::f32, {C}),
+               dy = s.tensor(DType::bf16, {N, C});
+  const Tensor dx = s.tensor(DType::bf16, {N, C});
+  for (auto _ : state) rmsnorm_backward(s.ctx, {.x = x, .weight = weight, .dy = dy, .dx = dx});
+  state.SetBytesProcessed(state.iterations() * N * C * 6);
+}
+
+BENCHMARK(forward)->Name("rmsnorm/forward")->Arg(1)->Arg(4096)->UseRealTime();
+BENCHMARK(backward)->Name("rmsnorm/backward")->Arg(4096)->UseRealTime();
+
+}  // namespace
+}  // namespace sluice

@@ -17,7 +17,6 @@ using attention::Carve;
 using attention::FailGuard;
 using attention::grain;
 using attention::Grouping;
-using attention::key_block;
 using attention::round_up;
 using attention::Schedule;
 using attention::Tile;
@@ -169,14 +168,15 @@ struct ForwardScratch {
   std::byte* gemm;
   uintptr_t end;
   ForwardScratch(uintptr_t memory, const Grouping& grouping, int64_t head_dim, int64_t gemm_bytes) {
-    const int64_t m = grouping.heads * grouping.query_block, depth = attention::padded_depth(head_dim);
+    const int64_t m = grouping.heads * grouping.blocks.queries, keys = grouping.blocks.keys,
+                  depth = attention::padded_depth(head_dim);
     Carve carve{memory};
-    s = carve.take<float>(m * key_block);
-    p = carve.take<T>(m * key_block);
+    s = carve.take<float>(m * keys);
+    p = carve.take<T>(m * keys);
     o = carve.take<float>(m * depth);
     q = carve.take<T>(m * depth);
-    k = carve.take<T>(key_block * depth);
-    v = carve.take<T>(key_block * depth);
+    k = carve.take<T>(keys * depth);
+    v = carve.take<T>(keys * depth);
     row_max = carve.take<float>(m);
     row_sum = carve.take<float>(m);
     gemm = carve.take<std::byte>(gemm_bytes);
@@ -258,10 +258,10 @@ void forward_block(const Context& ctx, const AttentionForward& args, const Sched
 template <class T>
 void forward(Context& ctx, const AttentionForward& args) {
   const int64_t D = args.shape.head_dim;
-  const Grouping grouping = attention::grouping_of(args.shape);
+  const Grouping grouping = attention::grouping_of(args.shape, 128);
   ArenaScope scope(ctx.arena);
   const Schedule schedule(scope, ctx.counting(), args.spans, args.shape.window,
-                          {.begin = args.query_begin, .count = args.q.shape[0], .block = grouping.query_block});
+                          {.begin = args.query_begin, .count = args.q.shape[0]}, grouping.blocks);
   const int64_t gemm_bytes = forward_gemm_bytes<T>(ctx, schedule, grouping, D);
   const auto bytes = static_cast<int64_t>(ForwardScratch<T>(0, grouping, D, gemm_bytes).end);
   const auto memory = reinterpret_cast<uintptr_t>(scope.array<std::byte>(ctx.pool.num_threads() * bytes));
@@ -281,18 +281,19 @@ struct BackwardScratch {
   std::byte* gemm;
   uintptr_t end;
   BackwardScratch(uintptr_t memory, const Grouping& grouping, int64_t head_dim, int64_t gemm_bytes) {
-    const int64_t m = grouping.heads * grouping.query_block, depth = attention::padded_depth(head_dim);
+    const int64_t m = grouping.heads * grouping.blocks.queries, keys = grouping.blocks.keys,
+                  depth = attention::padded_depth(head_dim);
     Carve carve{memory};
-    s = carve.take<float>(m * key_block);
-    dp = carve.take<float>(m * key_block);
-    p = carve.take<T>(m * key_block);
-    ds = carve.take<T>(m * key_block);
+    s = carve.take<float>(m * keys);
+    dp = carve.take<float>(m * keys);
+    p = carve.take<T>(m * keys);
+    ds = carve.take<T>(m * keys);
     q = carve.take<T>(m * depth);
     do_ = carve.take<T>(m * depth);
-    k = carve.take<T>(key_block * depth);
-    v = carve.take<T>(key_block * depth);
-    dk = carve.take<float>(key_block * depth);
-    dv = carve.take<float>(key_block * depth);
+    k = carve.take<T>(keys * depth);
+    v = carve.take<T>(keys * depth);
+    dk = carve.take<float>(keys * depth);
+    dv = carve.take<float>(keys * depth);
     dq = carve.take<float>(m * depth);
     gemm = carve.take<std::byte>(gemm_bytes);
     end = carve.at;
@@ -387,7 +388,7 @@ void backward_tile(const BackwardPass& pass, int64_t block, const Visit& visit, 
                    const BackwardScratch<T>& t) {
   const AttentionShape& shape = pass.args.shape;
   const int64_t D = shape.head_dim, m = tile.m(), n = visit.size(), depth = tile.depth, N = pass.args.q.shape[0];
-  const int64_t first_row = pass.schedule.first_row(block), offset = visit.begin % key_block * depth;
+  const int64_t first_row = pass.schedule.first_row(block), offset = visit.begin % pass.grouping.blocks.keys * depth;
   const auto run = [&](const Gemm& gemm) { gemm_on_this_thread(pass.ctx, gemm, t.gemm); };
   gather(pass.args.q, first_head, tile.heads, D, first_row, N, tile.rows_each, t.q);
   gather(pass.args.do_, first_head, tile.heads, D, first_row, N, tile.rows_each, t.do_);
@@ -407,10 +408,10 @@ void backward_block(const BackwardPass& pass, int64_t kb, int64_t kv_head, const
   const AttentionBackward& args = pass.args;
   const Schedule& schedule = pass.schedule;
   const int64_t D = args.shape.head_dim, group = args.shape.num_heads / args.shape.num_kv_heads, N = args.q.shape[0];
-  const int64_t first_key = kb * key_block, depth = attention::padded_depth(D);
-  gather(args.k, kv_head, 1, D, first_key, N, key_block, t.k);
-  gather(args.v, kv_head, 1, D, first_key, N, key_block, t.v);
-  for (float* sum : {t.dk, t.dv}) std::memset(sum, 0, static_cast<size_t>(key_block * depth) * sizeof(float));
+  const int64_t keys = pass.grouping.blocks.keys, first_key = kb * keys, depth = attention::padded_depth(D);
+  gather(args.k, kv_head, 1, D, first_key, N, keys, t.k);
+  gather(args.v, kv_head, 1, D, first_key, N, keys, t.v);
+  for (float* sum : {t.dk, t.dv}) std::memset(sum, 0, static_cast<size_t>(keys * depth) * sizeof(float));
   for (int64_t block = schedule.first_seen_by(kb); block <= schedule.last_seen_by(kb); ++block) {
     const Visit visit = schedule.visit(block, kb);
     if (visit.key_block < 0) continue;
@@ -423,7 +424,7 @@ void backward_block(const BackwardPass& pass, int64_t kb, int64_t kv_head, const
     }
     pass.turns.done(place);
   }
-  for (int64_t r = 0; r < std::min(key_block, N - first_key); ++r) {
+  for (int64_t r = 0; r < std::min(keys, N - first_key); ++r) {
     const int64_t at = (first_key + r) * args.dk.shape[1] + kv_head * D;
     write_row(args.dk.as<float>() + at, t.dk + r * depth, D, Write::add);
     write_row(args.dv.as<float>() + at, t.dv + r * depth, D, Write::add);
@@ -451,10 +452,10 @@ void fill_delta(Context& ctx, const AttentionBackward& args, float* delta) {
 template <class T>
 void backward(Context& ctx, const AttentionBackward& args) {
   const int64_t D = args.shape.head_dim, K = args.shape.num_kv_heads, N = args.q.shape[0];
-  const Grouping grouping = attention::grouping_of(args.shape);
+  const Grouping grouping = attention::grouping_of(args.shape, 256);
   ArenaScope scope(ctx.arena);
-  const Schedule schedule(scope, ctx.counting(), args.spans, args.shape.window,
-                          {.begin = 0, .count = N, .block = grouping.query_block});
+  const Schedule schedule(scope, ctx.counting(), args.spans, args.shape.window, {.begin = 0, .count = N},
+                          grouping.blocks);
   float* const delta = scope.array<float>(N * args.shape.num_heads);
   const int64_t places = K * schedule.num_query_blocks();
   void* const counters = scope.array<std::byte>(places * Turns::bytes_each);

@@ -4,8 +4,9 @@
 
 namespace sluice::attention {
 
-Schedule::Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries)
-    : spans_(spans), window_(window), queries_(queries) {
+Schedule::Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries,
+                   const Blocks& blocks)
+    : spans_(spans), window_(window), queries_(queries), blocks_(blocks) {
   int64_t num_intervals = 0;
   for (int64_t block = 0; block < num_query_blocks(); ++block) {
     for_each_interval(block, [&](Interval) { ++num_intervals; });
@@ -48,7 +49,7 @@ void Schedule::fill() {
     Run* const runs = runs_ + count;
     int64_t n = 0;
     for_each_interval(block, [&](Interval i) {
-      runs[n++] = {i.begin / key_block, (i.end - 1) / key_block, i.begin, i.end, 0};
+      runs[n++] = {i.begin / blocks_.keys, (i.end - 1) / blocks_.keys, i.begin, i.end, 0};
     });
     std::sort(runs, runs + n, [](const Run& a, const Run& b) { return a.begin < b.begin; });
     int64_t merged = 0;
@@ -75,7 +76,7 @@ void Schedule::fill() {
 
 Visit Schedule::visit_in(int64_t run, int64_t kb) const {
   const Run& r = runs_[run];
-  const int64_t begin = std::max(r.begin, kb * key_block), end = std::min(r.end, (kb + 1) * key_block);
+  const int64_t begin = std::max(r.begin, kb * blocks_.keys), end = std::min(r.end, (kb + 1) * blocks_.keys);
   return {.key_block = kb,
           .begin = begin / grain * grain,
           .end = round_up(end, grain),

@@ -1,8 +1,8 @@
 // Which blocks of scores a call computes, and what is hidden inside them. Built once per call from the spans and the window.
 //
-// Queries are cut into blocks from the first one of the call, keys into blocks of 128 from token 0. What a query block
+// Queries are cut into blocks from the first one of the call, keys into blocks from token 0. What a query block
 // sees is a short list of runs of key blocks in ascending order: one for plain causal attention, one more for each gap that a
-// sibling or the window leaves. So the memory is O(N / 128 + spans), whatever the number of visible blocks.
+// sibling or the window leaves. So the memory is O(blocks + spans), whatever the number of visible blocks.
 //
 //   for (Visit v = schedule.first_visit(b); v.key_block >= 0; v = schedule.next_visit(b, v)) {
 //     … keys [v.begin, v.end), both multiples of `grain` …
@@ -18,9 +18,8 @@
 
 namespace sluice::attention {
 
-constexpr int64_t key_block = 128;
 // Extents of tiles are multiples of this, so that few shapes of products exist; what is past the last token is padding.
-constexpr int64_t grain = 32;
+constexpr int64_t grain = 64;
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -32,20 +31,26 @@ struct Visit {
   int64_t size() const { return end - begin; }
 };
 
-// The tokens [begin, begin + count), in blocks of so many rows.
+// The tokens [begin, begin + count).
 struct Queries {
-  int64_t begin, count, block;
+  int64_t begin, count;
+};
+
+// Tokens of a block of queries and of keys; multiples of `grain`.
+struct Blocks {
+  int64_t queries, keys;
 };
 
 class Schedule {
  public:
   // Takes its memory from the arena and fills it unless the arena only counts.
-  Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries);
+  Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries,
+           const Blocks& blocks);
 
-  int64_t num_query_blocks() const { return (queries_.count + queries_.block - 1) / queries_.block; }
-  int64_t num_key_blocks() const { return (queries_.begin + queries_.count + key_block - 1) / key_block; }
-  int64_t first_row(int64_t block) const { return block * queries_.block; }  // of the call's queries
-  int64_t num_rows(int64_t block) const { return std::min(queries_.block, queries_.count - first_row(block)); }
+  int64_t num_query_blocks() const { return (queries_.count + blocks_.queries - 1) / blocks_.queries; }
+  int64_t num_key_blocks() const { return (queries_.begin + queries_.count + blocks_.keys - 1) / blocks_.keys; }
+  int64_t first_row(int64_t block) const { return block * blocks_.queries; }  // of the call's queries
+  int64_t num_rows(int64_t block) const { return std::min(blocks_.queries, queries_.count - first_row(block)); }
   int64_t first_token(int64_t block) const { return queries_.begin + first_row(block); }
 
   Visit first_visit(int64_t block) const { return visit_in(first_run_[block], runs_[first_run_[block]].first_block); }
@@ -78,6 +83,7 @@ class Schedule {
   const Spans& spans_;
   int64_t window_;
   Queries queries_;
+  Blocks blocks_;
   int64_t* first_run_ = nullptr;  // [num_query_blocks + 1]
   Run* runs_ = nullptr;
   int64_t* seen_by_ = nullptr;  // [num_key_blocks, 2]

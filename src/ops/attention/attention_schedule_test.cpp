@@ -26,7 +26,8 @@ Spans random_forest(std::mt19937& random, int64_t num_tokens) {
 }
 
 // Counts, for each (query, key), the visits in which the pair is shown.
-std::vector<int> shown_pairs(const Schedule& schedule, int64_t query_begin, int64_t queries, int64_t keys) {
+std::vector<int> shown_pairs(const Schedule& schedule, int64_t key_block, int64_t query_begin, int64_t queries,
+                             int64_t keys) {
   std::vector<int> shown(static_cast<size_t>(queries * keys));
   const auto add = [&](int64_t token, int64_t from, int64_t to, int n) {
     for (int64_t j = from; j < std::min(to, keys); ++j)
@@ -73,11 +74,12 @@ TEST_CASE("attention schedule: visits without what is hidden are exactly the vis
     CAPTURE(window);
     CAPTURE(query_begin);
     CAPTURE(queries);
+    const int64_t keys_per_block = round % 7 < 4 ? 128 : 256;
     Arena arena = Arena::allocate(Device::cpu(), 1 << 20);
     ArenaScope scope(arena);
-    const Schedule schedule(scope, false, spans, window,
-                            {.begin = query_begin, .count = queries, .block = round % 4 < 2 ? 64 : 128});
-    const std::vector<int> shown = shown_pairs(schedule, query_begin, queries, keys);
+    const Schedule schedule(scope, false, spans, window, {.begin = query_begin, .count = queries},
+                            {.queries = round % 4 < 2 ? 64 : 128, .keys = keys_per_block});
+    const std::vector<int> shown = shown_pairs(schedule, keys_per_block, query_begin, queries, keys);
     int64_t wrong = 0;
     for (int64_t i = 0; i < queries; ++i) {
       for (int64_t j = 0; j < keys; ++j) {
@@ -96,7 +98,7 @@ TEST_CASE(
     Arena arena = Arena::allocate(Device::cpu(), 1 << 20);
     ArenaScope scope(arena);
     const Spans spans = Spans::one(N);
-    const Schedule schedule(scope, false, spans, 512, {.begin = 0, .count = N, .block = 128});
+    const Schedule schedule(scope, false, spans, 512, {.begin = 0, .count = N}, {.queries = 128, .keys = 128});
     bytes[i] = arena.used();
     visits[i] = 0;
     for (int64_t b = 0; b < schedule.num_query_blocks(); ++b) {

@@ -12,18 +12,20 @@
 
 namespace sluice::attention {
 
-// How many heads share a tile and how many queries a block has: a function of the shape alone, since it groups sums. Several heads
-// make products large enough at 64 rows each, where fewer hidden scores are computed; the limits keep a tile in the L2 cache.
+// How many heads share a tile, and the blocks: a function of the shape alone, since they group sums. Several heads make products
+// large enough at 64 rows each, where fewer hidden scores are computed; the limits keep a tile in the L2 cache.
 struct Grouping {
-  int64_t heads, query_block;
+  int64_t heads;
+  Blocks blocks;
 };
 
-inline Grouping grouping_of(const AttentionShape& shape) {
+// 128 keys forward; 256 backward, where each block of keys passes over q, do_ and dq.
+inline Grouping grouping_of(const AttentionShape& shape, int64_t key_block) {
   constexpr int64_t most_heads = 8, most_width = 1024;
   const int64_t group = shape.num_heads / shape.num_kv_heads;
   int64_t heads = std::clamp(most_width / shape.head_dim, int64_t{1}, std::min(group, most_heads));
   while (group % heads != 0) --heads;
-  return {heads, heads > 1 ? 64 : 128};
+  return {heads, {.queries = heads > 1 ? 64 : 128, .keys = key_block}};
 }
 
 struct Tile {
@@ -92,7 +94,7 @@ template <class F>
 void for_each_tile_shape(const Schedule& schedule, const Grouping& grouping, F f) {
   const int64_t blocks = schedule.num_query_blocks();
   for (int64_t block : {int64_t{0}, blocks - 1}) {
-    for (int64_t n = grain; n <= key_block; n += grain)
+    for (int64_t n = grain; n <= grouping.blocks.keys; n += grain)
       f(grouping.heads * round_up(schedule.num_rows(block), grain), n);
     if (blocks == 1) break;
   }

@@ -1,8 +1,9 @@
 // The memory of a run, before the run: priced by running the step itself on an arena that only counts, and the fastest schedule that fits.
 //
-//   Plan plan = make_plan({.model = model, .layout = layout, .shapes = {{8192, 2048}}, .budget_bytes = 600 << 20});
-//   if (!plan.fits()) …  plan.missing_bytes;  plan.remedies;
-//   print_plan(plan);
+//   Plan plan = make_plan({.model = model, .layout = layout, .train = {{Spans::one(8192), 2048}}, .validation = {},
+//                          .budget_bytes = 600 << 20});
+//   if (!plan.fits()) …  plan.missing_bytes();
+//   fmt::print("{}", plan_table(plan));
 //
 // The arena sizes are exact: a run that needs one byte more is a bug and stops. See docs/memory.md.
 #pragma once
@@ -26,7 +27,7 @@ struct PlanRequest {
   const AdapterLayout& layout;
   std::vector<BatchShape> train, validation;  // validation may be empty
   DType dtype = DType::bf16;
-  int num_threads = 1;
+  int num_threads = ThreadPool::default_threads();  // of the pool that the run will use: some scratch is per thread
   Isa isa = detect_isa();
   int64_t budget_bytes = 0;   // of the whole process without the mapped file; 0: what the machine has free
   int64_t process_bytes = 0;  // what the process holds besides the arenas

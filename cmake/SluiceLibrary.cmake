@@ -1,7 +1,13 @@
 # Sources are found by suffix: *_cpu.cpp (compiled once per CPU instruction set), *.cu, *_test.cpp, *_bench.cpp, *_fuzz.cpp.
 
 add_library(sluice_flags INTERFACE)
-target_compile_options(sluice_flags INTERFACE -Wall -Wextra -Wpedantic -Werror -Wno-psabi -Wno-missing-field-initializers)
+target_compile_options(sluice_flags INTERFACE -Wall -Wextra -Wpedantic -Wno-psabi -Wno-missing-field-initializers)
+if(SLUICE_WERROR)
+  target_compile_options(sluice_flags INTERFACE -Werror)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(sluice_flags INTERFACE -Wno-restrict)  # false on std::string at -O3: GCC bug 105651
+endif()
 target_include_directories(sluice_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 
 function(sluice_sources folder out_plain out_cpu out_tests)

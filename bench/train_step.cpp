@@ -122,7 +122,7 @@ Json measure_step(const Options& options) {
   }
   PlanRequest request{.model = *model, .layout = layout, .num_threads = options.threads};
   request.train = {{.spans = spans, .num_targets = static_cast<int64_t>(rows.size())}};
-  request.process_bytes = status_bytes("VmRSS") - status_bytes("RssFile");
+  request.process_bytes = [] { return status_bytes("VmRSS") - status_bytes("RssFile"); };
   request.budget_bytes = options.memory_mib << 20;
   const Plan plan = make_plan(request);
 

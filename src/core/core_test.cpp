@@ -34,6 +34,23 @@ TEST_CASE("arena: a full arena throws out_of_memory and stays usable") {
   CHECK_NOTHROW(arena.bytes(1024));
 }
 
+TEST_CASE("spans: most_lines is the largest count over all blocks of consecutive tokens") {
+  const Spans spans({{-1, 9}, {0, 1}, {0, 2}, {1, 1}, {1, 3}, {-1, 4}, {-1, 1}, {6, 7}});
+  for (int64_t rows : {1, 2, 3, 5, 8, 40}) {
+    int64_t most = 0;
+    for (int64_t begin = 0; begin < spans.num_tokens(); ++begin) {
+      int64_t lines = 0;
+      for (int64_t s = 0; s < spans.size(); ++s) {
+        if (spans[s].begin < begin + rows && spans[s].end() > begin)
+          lines += static_cast<int64_t>(spans.ancestors(s).size());
+      }
+      most = std::max(most, lines);
+    }
+    CHECK(spans.most_lines(rows) == most);
+  }
+  CHECK(Spans::one(1000).most_lines(64) == 1);
+}
+
 TEST_CASE("philox: the known answers of Random123") {
   // kat_vectors of Random123 1.14: philox4x32 10 rounds
   CHECK(philox(0, {0, 0, 0, 0}) == std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});

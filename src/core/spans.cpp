@@ -48,4 +48,16 @@ int64_t Spans::visible_pairs(int64_t window) const {
   return pairs;
 }
 
+int64_t Spans::most_lines(int64_t rows) const {
+  int64_t most = 0, lines = 0;
+  for (int64_t first = 0, end = 0; first < size(); ++first) {
+    // The latest block that touches `first` begins at its last token.
+    for (; end < size() && (*this)[end].begin < (*this)[first].end() - 1 + rows; ++end)
+      lines += static_cast<int64_t>(ancestors(end).size());
+    most = std::max(most, lines);
+    lines -= static_cast<int64_t>(ancestors(first).size());
+  }
+  return most;
+}
+
 }  // namespace sluice

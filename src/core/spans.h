@@ -46,6 +46,10 @@ class Spans {
   // Number of (query, key) pairs that are visible; window 0 means none.
   int64_t visible_pairs(int64_t window = 0) const;
 
+  // The most (span, ancestor) pairs that any `rows` consecutive tokens touch: bounds what a block of queries sees, wherever it
+  // begins. O(size()).
+  int64_t most_lines(int64_t rows) const;
+
  private:
   std::vector<Span> spans_;
   std::vector<std::vector<int64_t>> ancestors_;

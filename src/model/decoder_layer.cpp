@@ -21,10 +21,12 @@ Tensor whole_or(const Tensor& kept, ArenaScope& scope, DType dtype, int64_t rows
   return kept.empty() ? scope.tensor(dtype, {rows, width}) : kept;
 }
 
+// A counting arena sees the last full tile and the rest only: no earlier one needs more.
 template <class Body>
-void for_each_tile(const LayerInputs& batch, Body body) {
+void for_each_tile(const Context& ctx, const LayerInputs& batch, Body body) {
   const int64_t N = batch.num_tokens();
-  for (int64_t begin = 0; begin < N; begin += batch.tile) body(begin, std::min(batch.tile, N - begin));
+  int64_t begin = ctx.counting() ? std::max<int64_t>(N / batch.tile - 1, 0) * batch.tile : 0;
+  for (; begin < N; begin += batch.tile) body(begin, std::min(batch.tile, N - begin));
 }
 
 }  // namespace
@@ -114,7 +116,7 @@ void DecoderLayer::forward(Context& ctx, const LayerInputs& batch, const Adapter
   const bool own = config.kv_donor < 0;
   Tensor keys = donor ? donor->k : whole_or(norms_qk() ? Tensor{} : saved.k, scope, dtype, N, KD);
   Tensor values = donor ? donor->v : whole_or(model->value_norm ? Tensor{} : saved.v, scope, dtype, N, KD);
-  for_each_tile(batch, [&](int64_t begin, int64_t count) {
+  for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     ArenaScope tile(ctx.arena);
     Tensor xt = x.rows(begin, count), yt = y.rows(begin, count);
     Tensor kt = own ? keys.rows(begin, count) : Tensor{}, vt = own ? values.rows(begin, count) : Tensor{};
@@ -248,7 +250,7 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
          lse = whole_or(saved.lse, scope, DType::f32, N, config.num_heads);
   // A donor's k and v are at hand since the forward; they are not formed again.
   const bool form_kv = own && donor == nullptr;
-  for_each_tile(batch, [&](int64_t begin, int64_t count) {
+  for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     const auto tile = [&](const Tensor& t) { return rows_of(t, begin, count); };
     if (!projected)
       project(ctx, batch, adapter, begin, tile(x), tile(q0), form_kv || norms_qk() ? tile(k0) : Tensor{},
@@ -269,7 +271,7 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
     }
   });
   Tensor do_all = scope.tensor(dtype, {N, HD});
-  for_each_tile(batch, [&](int64_t begin, int64_t count) {
+  for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     ArenaScope tile(ctx.arena);
     Tensor xt = x.rows(begin, count), dt = d.rows(begin, count), ot = o_all.rows(begin, count);
     Tensor out = rows_or(saved.attention_out, begin, count, tile, dtype, C), x1 = out;
@@ -311,7 +313,7 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
                            .dq = dq,
                            .dk = dk,
                            .dv = dv});  // 3
-  for_each_tile(batch, [&](int64_t begin, int64_t count) {
+  for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     const auto tile = [&](const Tensor& t) { return rows_of(t, begin, count); };
     qkv_backward(ctx, batch, adapter, grads, begin, tile(x), tile(q0), tile(k0), tile(v0), tile(dq),
                  own ? tile(dk) : Tensor{}, own ? tile(dv) : Tensor{}, tile(d), need_dx);  // 2, 1

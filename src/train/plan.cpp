@@ -103,11 +103,9 @@ std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_c
 struct PhaseTable {
   int64_t below = 0;                                      // held before the first layer's kept input
   std::vector<std::array<int64_t, 3>> kept;               // by layer and level: input and saved tensors
-  std::vector<std::array<int64_t, 3>> forward, backward;  // peak above what is held, by layer and level
-  int64_t head = 0;
-  int64_t last_output = 0;
+  std::vector<std::array<int64_t, 3>> forward, backward;  // peaks above what the forward held before the layer
 
-  int64_t peak(const std::vector<Level>& choice) const {
+  int64_t peak(const std::vector<Level>& choice, int64_t head) const {
     int64_t held = below, worst = 0;
     std::vector<int64_t> held_at(choice.size());
     for (size_t l = 0; l < choice.size(); ++l) {
@@ -115,11 +113,9 @@ struct PhaseTable {
       worst = std::max(worst, held + forward[l][static_cast<size_t>(choice[l])]);
       held += kept[l][static_cast<size_t>(choice[l])];
     }
-    worst = std::max(worst, held + last_output + head);
-    for (size_t l = 0; l < choice.size(); ++l) {
-      const auto level = static_cast<size_t>(choice[l]);
-      worst = std::max(worst, held_at[l] + kept[l][level] + backward[l][level]);
-    }
+    worst = std::max(worst, held + head);
+    for (size_t l = 0; l < choice.size(); ++l)
+      worst = std::max(worst, held_at[l] + backward[l][static_cast<size_t>(choice[l])]);
     return worst;
   }
 };
@@ -138,22 +134,20 @@ PhaseTable phase_table(const PlanRequest& request, const Schedule& like, const B
     std::vector<PhaseRecord> log;
     price_step(request, schedule, shape, &log);
     const auto i = static_cast<size_t>(level);
-    int64_t previous = 0;
+    std::vector<int64_t> held(L + 1);  // by the forward before each layer, and by the head
     for (const PhaseRecord& r : log) {
       const auto l = static_cast<size_t>(r.segment);
       if (r.phase == Phase::forward) {
-        if (l > 0) table.kept[l - 1][i] = r.held_bytes - previous;
-        else table.below = r.held_bytes;
-        previous = r.held_bytes;
+        held[l] = r.held_bytes;
         table.forward[l][i] = r.peak_bytes - r.held_bytes;
       } else if (r.phase == Phase::head) {
-        // The last layer leaves its saved tensors and the output that only the head reads.
-        table.kept[L - 1][i] = r.held_bytes - previous;
-        table.head = r.peak_bytes - r.held_bytes;
+        held[L] = r.held_bytes;
       } else {
-        table.backward[l][i] = r.peak_bytes - r.held_bytes;
+        table.backward[l][i] = r.peak_bytes - held[l];
       }
     }
+    table.below = held[0];
+    for (size_t l = 0; l < L; ++l) table.kept[l][i] = held[l + 1] - held[l];
   }
   return table;
 }
@@ -181,7 +175,7 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   plan.relative_time = relative_time;
   plan.mapped_bytes = request.model.weight_bytes();
   plan.parameter_bytes = 4 * ((request.layout.size() * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment);
-  plan.process_bytes = request.process_bytes;
+  plan.process_bytes = request.process_bytes ? request.process_bytes() : 0;
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
   for (const BatchShape& shape : request.train)
     plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
@@ -208,11 +202,44 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   return plan;
 }
 
+// Of a step priced with one way of the head, the peak with another, whose phase needs `head_bytes`.
+int64_t peak_with_head(const std::vector<PhaseRecord>& log, int64_t head_bytes) {
+  int64_t peak = 0;
+  for (const PhaseRecord& r : log)
+    peak = std::max(peak, r.phase == Phase::head ? r.held_bytes + head_bytes : r.peak_bytes);
+  return peak;
+}
+
+// What the head's phase needs above what is held; no segment, level or tile changes it.
+int64_t head_bytes(const PlanRequest& request, Schedule like, const BatchShape& shape) {
+  like.segments = Schedule::uniform(request.model.config.num_layers, 1, Level::input).segments;
+  std::vector<PhaseRecord> log;
+  price_step(request, like, shape, &log);
+  const auto head = std::find_if(log.begin(), log.end(), [](const PhaseRecord& r) { return r.phase == Phase::head; });
+  return head->peak_bytes - head->held_bytes;
+}
+
 struct Candidate {
   Schedule schedule;
   int64_t step_bytes = 0;
   double cost = 0;
 };
+
+// A way of the head: its memory and its time.
+struct Head {
+  Schedule like;
+  int64_t bytes = 0;
+  double cost = 0;
+};
+
+// Sizes of segments of several layers that the search tries; `wanted` > 0: that one alone.
+std::vector<int64_t> segment_sizes(int64_t num_layers, int64_t wanted) {
+  if (wanted == 1) return {};
+  if (wanted > 1) return {std::min(wanted, num_layers)};
+  std::vector<int64_t> sizes;
+  for (int64_t size = 2; size <= num_layers; size = size < 4 ? size + 1 : size * 3 / 2) sizes.push_back(size);
+  return sizes;
+}
 
 std::vector<Candidate> search(const PlanRequest& request) {
   const BatchShape& shape = largest(request.train);
@@ -231,45 +258,50 @@ std::vector<Candidate> search(const PlanRequest& request) {
   if (request.tile > 0) tiles = {request.tile};
   for (int64_t rows : {64, 128, 256}) head_rows.push_back(rows);
   if (request.head_rows > 0) head_rows = {request.head_rows};
+  std::vector<Head> heads;
+  for (int64_t rows : head_rows) {
+    Schedule like;
+    like.head = request.head == "by_blocks" ? HeadSchedule::by_blocks : HeadSchedule::by_rows;
+    like.head_rows = rows;
+    // Small row chunks dequantise the head more often.
+    heads.push_back({.like = like,
+                     .bytes = head_bytes(request, like, shape),
+                     .cost = 2 * static_cast<double>(request.model.head.rows * request.model.head.cols) *
+                             static_cast<double>(shape.num_targets) *
+                             (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency});
+  }
   for (int64_t tile : tiles) {
-    for (int64_t rows : head_rows) {
-      Schedule like;
-      like.tile = tile;
-      like.head_rows = rows;
-      like.head = request.head == "by_blocks" ? HeadSchedule::by_blocks : HeadSchedule::by_rows;
-      // Small row chunks dequantise the head more often.
-      const double head_cost = 2 * static_cast<double>(request.model.head.rows * request.model.head.cols) *
-                               static_cast<double>(shape.num_targets) *
-                               (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency;
-      if (request.segment_size <= 1) {
-        const PhaseTable table = phase_table(request, like, shape);
-        // The last layers keep most: their memory is the first to be given back.
-        for (int64_t all = 0; all <= L; ++all) {
-          for (int64_t attention = 0; attention + all <= L; ++attention) {
-            std::vector<Level> choice(static_cast<size_t>(L), Level::input);
-            for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
-            for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
-            if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
-            Candidate c{.schedule = with_levels(like, choice), .step_bytes = table.peak(choice)};
-            c.cost = cost.step(c.schedule) + head_cost;
-            found.push_back(std::move(c));
+    for (Head& head : heads) head.like.tile = tile;
+    if (request.segment_size <= 1) {
+      const PhaseTable table = phase_table(request, heads.front().like, shape);
+      // The last layers keep most: their memory is the first to be given back.
+      for (int64_t all = 0; all <= L; ++all) {
+        for (int64_t attention = 0; attention + all <= L; ++attention) {
+          std::vector<Level> choice(static_cast<size_t>(L), Level::input);
+          for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
+          for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
+          if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
+          const double layers_cost = cost.step(with_levels(heads.front().like, choice));
+          for (const Head& head : heads) {
+            found.push_back({.schedule = with_levels(head.like, choice),
+                             .step_bytes = table.peak(choice, head.bytes),
+                             .cost = layers_cost + head.cost});
           }
         }
       }
-      for (int64_t size = 2; size <= L; size = size < 4 ? size + 1 : size * 3 / 2) {
-        if (request.segment_size > 0 && request.segment_size < L && size != request.segment_size) {
-          if (size > request.segment_size) break;
-          if (size * 3 / 2 > request.segment_size && size < request.segment_size) size = request.segment_size;
-          else continue;
-        }
-        if (request.segment_size >= L) size = L;
-        for (Level level : levels) {
-          if (!levels_allowed(level)) continue;
-          Candidate c{.schedule = like};
-          c.schedule.segments = Schedule::uniform(L, size, level).segments;
-          c.step_bytes = price_step(request, c.schedule, shape);
-          c.cost = cost.step(c.schedule) + head_cost;
-          found.push_back(std::move(c));
+    }
+    for (int64_t size : segment_sizes(L, request.segment_size)) {
+      for (Level level : levels) {
+        if (!levels_allowed(level)) continue;
+        Schedule schedule = heads.front().like;
+        schedule.segments = Schedule::uniform(L, size, level).segments;
+        std::vector<PhaseRecord> log;
+        price_step(request, schedule, shape, &log);
+        const double layers_cost = cost.step(schedule);
+        for (const Head& head : heads) {
+          schedule.head_rows = head.like.head_rows;
+          found.push_back(
+              {.schedule = schedule, .step_bytes = peak_with_head(log, head.bytes), .cost = layers_cost + head.cost});
         }
       }
     }

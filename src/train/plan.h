@@ -8,6 +8,7 @@
 // The arena sizes are exact: a run that needs one byte more is a bug and stops. See docs/memory.md.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,8 @@ struct PlanRequest {
   DType dtype = DType::bf16;
   int num_threads = ThreadPool::default_threads();  // of the pool that the run will use: some scratch is per thread
   Isa isa = detect_isa();
-  int64_t budget_bytes = 0;   // of the whole process without the mapped file; 0: what the machine has free
-  int64_t process_bytes = 0;  // what the process holds besides the arenas
+  int64_t budget_bytes = 0;                // of the whole process without the mapped file; 0: what the machine has free
+  std::function<int64_t()> process_bytes;  // what the process holds besides the arenas; asked when the kernels exist
   // 0 or empty: the planner chooses.
   int64_t segment_size = 0, tile = 0, head_rows = 0;
   std::string level;  // input, attention, all

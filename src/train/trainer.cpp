@@ -144,7 +144,7 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
   request.dtype = dtype_of_run(config);
   request.num_threads = num_threads;
   request.budget_bytes = config.memory == "auto" ? 0 : parse_bytes(config.memory, "memory");
-  request.process_bytes = process_memory().anonymous_bytes + first_steps_bytes;
+  request.process_bytes = [] { return process_memory().anonymous_bytes + first_steps_bytes; };
   request.segment_size = config.segment_size;
   request.tile = config.tile;
   request.head_rows = config.head_rows;
@@ -222,8 +222,7 @@ void Run::plan_memory() {
   train_shapes_ = largest.take();
   for (const Sample& sample : valid_rows_) largest_valid.add(pack({&sample}));
   valid_shapes_ = largest_valid.take();
-  make_plan(plan_request());          // generates the kernels that pricing asks for, which stay
-  plan_ = make_plan(plan_request());  // so that the process' own memory is known
+  plan_ = make_plan(plan_request());
   progress_.note(plan_table(plan_));
 }
 

@@ -7,12 +7,9 @@ namespace sluice::attention {
 Schedule::Schedule(ArenaScope& scope, bool counting, const Spans& spans, int64_t window, const Queries& queries,
                    const Blocks& blocks)
     : spans_(spans), window_(window), queries_(queries), blocks_(blocks) {
-  int64_t num_intervals = 0;
-  for (int64_t block = 0; block < num_query_blocks(); ++block) {
-    for_each_interval(block, [&](Interval) { ++num_intervals; });
-  }
+  // Room by a bound that is the same for every call on these spans, so that a plan need not price each.
   first_run_ = scope.array<int64_t>(num_query_blocks() + 1);
-  runs_ = scope.array<Run>(num_intervals);
+  runs_ = scope.array<Run>(num_query_blocks() * spans.most_lines(blocks.queries));
   seen_by_ = scope.array<int64_t>(2 * num_key_blocks());
   if (!counting) fill();
 }

@@ -153,7 +153,7 @@ Json measure_step(const Options& options) {
       adamw(ctx, {.p = adapter.flat(), .m = m, .v = v, .g = grads.flat(), .lr = 1e-4F, .t = step + 1});
       std::fill_n(grads.flat().as<float>(), layout.size(), 0.0F);
     });
-    if (step > 0) seconds.push_back(s);  // the first warms up
+    if (step > 0 || options.steps == 0) seconds.push_back(s);  // the first warms up
   }
   const double s = median(seconds);
   rusage usage{};
@@ -187,7 +187,7 @@ int main(int argc, char** argv) {
   app.add_option("--rank", options.rank, "LoRA rank, on every linear layer");
   app.add_option("--memory-mib", options.memory_mib, "budget without the mapped file; 0: what is free");
   app.add_option("--threads", options.threads);
-  app.add_option("--steps", options.steps, "measured, after one to warm up");
+  app.add_option("--steps", options.steps, "measured, after one to warm up; 0: the first one is measured");
   app.add_option("--gemm", options.gemm, "size of a square matrix product to time instead");
   CLI11_PARSE(app, argc, argv);
   try {

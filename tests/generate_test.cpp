@@ -93,6 +93,24 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   CHECK(std::equal(ids.begin(), ids.end(), sample.ids.begin()));
 }
 
+TEST_CASE("model text: a template that is not known is refused where it is needed and not before") {
+  TinyRun run;
+  const fs::path file = run.folder / "model/tokenizer_config.json";
+  Json config = Json::parse(read_whole_file(file));
+  config["chat_template"] = "{% for m in messages %}{{ mystery(m) }}{% endfor %}";
+  write_text(file, config.dump());
+  ModelText text = load_model_text(*open_model(run.config.model));
+  CHECK(text.tokenizer.encode("abc", {}).ids.size() == 3);
+  CHECK_FALSE(text.chat.has_value());
+  CHECK_THROWS_WITH_AS(text.need_chat(), doctest::Contains("mystery"), Error);
+  // Not silently as ready text: the model has a template.
+  CHECK_THROWS_WITH_AS(make_sample(R"({"prompt":"a","completion":"b"})", text, true), doctest::Contains("mystery"),
+                       Error);
+  write_text(run.folder / "known.jinja", chatml_source);
+  text.use_template((run.folder / "known.jinja").string());
+  CHECK(text.need_chat().name() == "chatml");
+}
+
 TEST_CASE(
     "FieldD2_stop: after overfitting one row whose end token is also the padding token, generation stops where the row "
     "ends") {

@@ -63,7 +63,9 @@ void inspect_model(const std::string& path, bool tensors) {
   try {
     const ModelText text = load_model_text(*source);
     print_row("tokenizer", fmt::format("{} tokens", text.tokenizer.vocab_size()));
-    print_row("chat template", text.chat ? std::string(text.chat->name()) : "none");
+    print_row("chat template", text.chat                       ? std::string(text.chat->name())
+                               : text.template_problem.empty() ? "none"
+                                                               : text.template_problem);
     std::string stops;
     for (int32_t id : text.stop_ids)
       stops += fmt::format("{}{} {}", stops.empty() ? "" : ", ", id, text.tokenizer.token_text(id));

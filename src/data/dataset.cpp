@@ -20,7 +20,7 @@ struct Rendered {
 
 Rendered render(const DataRow& row, const ModelText& text) {
   Rendered result;
-  if (!text.chat && row.prompt) {
+  if (!text.chat && text.template_problem.empty() && row.prompt) {
     const std::optional<int32_t> eos = text.tokenizer.eos_id();
     result.text = *row.prompt + *row.completion + (eos ? std::string(text.tokenizer.token_text(*eos)) : std::string());
     result.supervised = {{static_cast<int64_t>(row.prompt->size()), static_cast<int64_t>(result.text.size())}};

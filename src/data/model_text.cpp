@@ -34,6 +34,7 @@ std::vector<int32_t> ids_of(const Json& object, const char* key) {
 
 void set_template(ModelText& text, std::string source) {
   text.template_source = std::move(source);
+  text.chat.reset();
   const auto name = [&](std::optional<int32_t> id) {
     return id ? std::string(text.tokenizer.token_text(*id)) : std::string();
   };
@@ -44,7 +45,11 @@ void set_template(ModelText& text, std::string source) {
 ModelText finish(Tokenizer tokenizer, std::string template_source) {
   ModelText text{.tokenizer = std::move(tokenizer)};
   text.stop_ids = text.tokenizer.stop_ids();
-  if (!template_source.empty()) set_template(text, std::move(template_source));
+  try {
+    if (!template_source.empty()) set_template(text, std::move(template_source));
+  } catch (const Error& e) {
+    text.template_problem = e.what();  // rows of ready text and `inspect` can do without
+  }
   return text;
 }
 
@@ -117,6 +122,7 @@ void ModelText::use_template(const std::string& path) {
   } catch (Error& e) {
     throw e.while_doing(path);
   }
+  template_problem.clear();
 }
 
 void ModelText::use_template_of(const std::string& adapter_folder) {
@@ -125,6 +131,7 @@ void ModelText::use_template_of(const std::string& adapter_folder) {
 }
 
 const ChatTemplate& ModelText::need_chat() const {
+  check(template_problem.empty(), ErrorCode::bad_config, template_problem);
   check(chat.has_value(), ErrorCode::bad_config,
         "the model has no chat template, which rows of messages need; use an instruct model, or rows whose text is "
         "ready");

@@ -31,7 +31,7 @@ ChatTemplate ChatTemplate::from_source(std::string_view template_text, std::stri
   }
   throw Error(ErrorCode::bad_file, "chat template: found " + unknown_construct(to_string(outline)) +
                                        ", needed a template of the shape of " + known_template_names() +
-                                       "; give the model one of these");
+                                       "; name a file with one of these: chat_template: FILE");
 }
 
 }  // namespace sluice

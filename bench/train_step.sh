@@ -8,8 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 threads=${THREADS:-$(nproc)} steps=${STEPS:-3} memory=${MEMORY_MIB:-600}
 read -r -a tokens <<<"${TOKENS:-1024 4096}"
 
-model=$(scripts/fetch_model.sh)
-python=$(bench/peers/setup.sh)
+model=$(realpath --relative-to=. "$(scripts/fetch_model.sh)")
+python=$(realpath --no-symlinks --relative-to=. "$(bench/peers/setup.sh)")
 cmake --preset bench >/dev/null
 cmake --build --preset bench --target train_step infer_speed >/dev/null
 lines=$(mktemp)

@@ -34,6 +34,9 @@ int64_t slice_rows(const Context& ctx, const Gemm& g) {
   return has_brgemm(widens(ctx, g.dtype) ? DType::f32 : g.dtype) ? g.m : sgemm_slice;
 }
 
+// With AMX products of fewer rows may run on a kernel whose bits differ: those are padded to this many.
+constexpr int64_t usual_rows = 64;
+
 // Row tails of every length must not become primitives of their own, about 0.1 MiB of code each: odd extents to 256 are padded.
 int64_t padded_extent(int64_t extent) {
   if (extent > 256 || extent % 16 == 0) return extent;
@@ -54,9 +57,16 @@ Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
   // One row of a transposed A looks like a plain A to oneDNN, which blocks k differently for the two.
   key.m = packed_only ? std::max<int64_t>(padded_extent(rows), g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
   key.n = packed_only ? padded_extent(g.n) : round_up(g.n, sgemm_tile_cols);
-  key.lda = key.transpose_a ? key.m : key.k;
-  key.ldb = key.transpose_b ? key.k : key.n;
-  key.ldc = key.n;
+  const auto pack = [&] {
+    key.lda = key.transpose_a ? key.m : key.k;
+    key.ldb = key.transpose_b ? key.k : key.n;
+    key.ldc = key.n;
+  };
+  pack();
+  if (packed_only && key.m < usual_rows && !has_usual_kernel(key)) {
+    key.m = usual_rows;
+    pack();
+  }
   run.copy_a = widen || key.m != rows || key.k != g.k ||
                (packed_only && g.lda != key.lda && (key.transpose_a ? key.k : key.m) > 1);
   run.copy_b = widen || key.n != g.n || key.k != g.k ||

@@ -35,6 +35,7 @@ struct Entry {
   dnnl::memory::desc a, b, c, scratchpad;
   dnnl::matmul primitive;
   int64_t scratchpad_bytes = 0;
+  bool usual = true;
 };
 
 // oneDNN creates and runs a primitive with the OpenMP threads of the calling thread: one, while this lives.
@@ -90,6 +91,23 @@ dnnl::matmul::primitive_desc describe(const GemmKey& key, std::string_view wante
   return pd;
 }
 
+// The kernel of a product that is not small.
+const std::string& usual_kernel(DType dtype) {
+  static const std::array<std::string, 2> names = [] {
+    std::array<std::string, 2> found;
+    for (DType type : {DType::f32, DType::bf16}) {
+      if (!has_brgemm(type)) continue;
+      found[type == DType::bf16] =
+          describe(
+              {.m = 256, .n = 256, .k = 256, .lda = 256, .ldb = 256, .ldc = 256, .dtype = type, .c_dtype = DType::f32},
+              "brg")
+              .impl_info_str();
+    }
+    return found;
+  }();
+  return names[dtype == DType::bf16];
+}
+
 std::string to_string(const GemmKey& key) {
   return "matrix product " + std::to_string(key.m) + "x" + std::to_string(key.n) + "x" + std::to_string(key.k) + " " +
          std::string(to_string(key.dtype)) + " -> " + std::string(to_string(key.c_dtype));
@@ -106,6 +124,7 @@ std::unique_ptr<Entry> create(const GemmKey& key) {
     entry->scratchpad = pd.scratchpad_desc();
     entry->scratchpad_bytes = static_cast<int64_t>(entry->scratchpad.get_size());
     entry->primitive = dnnl::matmul(pd);
+    entry->usual = usual_kernel(key.dtype) == pd.impl_info_str();
     return entry;
   } catch (const dnnl::error& e) {
     throw Error(ErrorCode::device, "oneDNN refuses a " + to_string(key) + ": " + e.message + "; try --precision fp32");
@@ -176,6 +195,8 @@ bool has_brgemm(DType dtype) {
   }();
   return has[dtype == DType::bf16];
 }
+
+bool has_usual_kernel(const GemmKey& key) { return slot_of(key).entry->usual; }
 
 int64_t primitive_scratch_bytes(const GemmKey& key) { return slot_of(key).entry->scratchpad_bytes; }
 

@@ -21,6 +21,10 @@ struct GemmKey {
 // its row of A, its column of B and k alone; but it takes only packed operands (leading dimension = columns).
 bool has_brgemm(DType dtype);
 
+// Whether the product runs on the kernel that large ones of its dtype run on. With AMX oneDNN gives small ones (m <= 32, m n <= 256) to
+// another kernel, which rounds otherwise.
+bool has_usual_kernel(const GemmKey& key);
+
 // These create the primitive at the first use of its key. Throw Error(device) when oneDNN refuses.
 int64_t primitive_scratch_bytes(const GemmKey& key);
 void run_primitive(const GemmKey& key, const void* a, const void* b, void* c, std::byte* scratch);

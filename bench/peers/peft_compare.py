@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Logits of a Hugging Face model with a PEFT adapter in float32, and their comparison with those of Sluice.
+"""Log-probabilities of a Hugging Face model with a PEFT adapter in float32, against those of Sluice.
 
-    peft_compare.py --model DIR --adapter DIR --ids 5,17,3                      # prints {"ids": […], "logits": [[…]…]}
-    peft_compare.py --model DIR --adapter DIR --ids 5,17,3 --compare sluice.json
+    build/bench/bench/adapter_logps --model DIR --adapter DIR --write --ids 5,17,3 > sluice.json
+    peft_compare.py --model DIR --adapter DIR sluice.json
 
-sluice.json holds the same object. Fails when an element differs by more than --tolerance times the largest logit.
+Fails when an element differs by more than --tolerance times the largest one.
 """
 import argparse
 import json
@@ -15,8 +15,7 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", required=True)
     p.add_argument("--adapter", help="a PEFT folder; without it the base alone")
-    p.add_argument("--ids", required=True, help="token ids, separated by commas")
-    p.add_argument("--compare", help="a JSON file with Sluice's logits")
+    p.add_argument("sluice", help="a JSON file: ids, and logps [ids, vocabulary]")
     p.add_argument("--tolerance", type=float, default=2e-5, help="of the largest logit (float32 through a few layers)")
     return p.parse_args()
 
@@ -35,21 +34,17 @@ def logits_of(args, ids):
 
 def main():
     args = parse()
-    ids = [int(i) for i in args.ids.split(",")]
-    logits = logits_of(args, ids)
-    if not args.compare:
-        json.dump({"ids": ids, "logits": logits.tolist()}, sys.stdout)
-        print()
-        return 0
     import torch
-    with open(args.compare) as f:
-        ours = torch.tensor(json.load(f)["logits"], dtype=torch.float64)
-    if ours.shape != logits.shape:
-        print(f"sluice's logits are {list(ours.shape)}, peft's {list(logits.shape)}")
+    with open(args.sluice) as f:
+        sluice = json.load(f)
+    ours = torch.tensor(sluice["logps"], dtype=torch.float64)
+    logps = torch.log_softmax(logits_of(args, sluice["ids"]).double(), -1)
+    if ours.shape != logps.shape:
+        print(f"sluice's are {list(ours.shape)}, peft's {list(logps.shape)}")
         return 1
-    scale = float(logits.abs().max())
-    worst = float((ours - logits.double()).abs().max()) / scale
-    print(f"largest difference {worst:.2e} of the largest logit {scale:.3f}; allowed {args.tolerance:.0e}")
+    scale = float(logps.abs().max())
+    worst = float((ours - logps).abs().max()) / scale
+    print(f"{list(ours.shape)} log-probabilities: largest difference {worst:.2e} of the largest, {scale:.3f}; allowed {args.tolerance:.0e}")
     return 0 if worst <= args.tolerance else 1
 
 

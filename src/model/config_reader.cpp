@@ -19,6 +19,11 @@ void ConfigReader::wrong(const std::string& key, const char* needed) const {
 
 bool ConfigReader::has(const std::string& key) const { return find(key) != nullptr; }
 
+bool ConfigReader::is_null(const std::string& key) const {
+  const auto it = object_.find(prefix_ + key);
+  return it != object_.end() && it->is_null();
+}
+
 int64_t ConfigReader::integer(const std::string& key) const {
   const int64_t value = integer_or(key, 0);
   // Sizes beyond 2^31 are no model's, and would overflow products of sizes.

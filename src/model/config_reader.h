@@ -17,6 +17,7 @@ class ConfigReader {
 
   const std::string& where() const { return where_; }
   bool has(const std::string& key) const;         // present and not null
+  bool is_null(const std::string& key) const;     // present and null
   int64_t integer(const std::string& key) const;  // > 0; throws Error(bad_config) when missing
   int64_t integer_or(const std::string& key, int64_t otherwise) const;
   double number_or(const std::string& key, double otherwise) const;

@@ -29,18 +29,38 @@ std::string find_prefix(const WeightSource& source) {
               source.path() + ": no embed_tokens.weight under model., model.language_model. or language_model.model.");
 }
 
-bool by_period(int64_t layer, int64_t period) { return (layer + 1) % period != 0; }
+// Every period-th layer is full, the others slide.
+std::vector<bool> by_period(int64_t num_layers, int64_t period, const std::string& where) {
+  check(period > 0, ErrorCode::bad_config,
+        fmt::format("{}: sliding_window_pattern is {}, needed at least 1", where, period));
+  std::vector<bool> sliding;
+  for (int64_t l = 0; l < num_layers; ++l) sliding.push_back((l + 1) % period != 0);
+  return sliding;
+}
+
+void check_entries(const std::string& key, size_t entries, int64_t num_layers, const std::string& where) {
+  check(static_cast<int64_t>(entries) == num_layers, ErrorCode::bad_config,
+        fmt::format("{}: {} has {} entries for {} layers", where, key, entries, num_layers));
+}
 
 // true: sliding. From layer_types, or the family's rule.
 std::vector<bool> sliding_layers(const ConfigReader& config, int64_t num_layers, int64_t period) {
-  std::vector<bool> sliding;
   const Json types = config.array_or("layer_types", Json::array());
-  check(types.empty() || static_cast<int64_t>(types.size()) == num_layers, ErrorCode::bad_config,
-        fmt::format("{}: layer_types has {} entries for {} layers", config.where(), types.size(), num_layers));
-  for (int64_t l = 0; l < num_layers; ++l) {
-    sliding.push_back(types.empty() ? by_period(l, period) : types[static_cast<size_t>(l)] == "sliding_attention");
+  if (types.empty()) return by_period(num_layers, period, config.where());
+  check_entries("layer_types", types.size(), num_layers, config.where());
+  std::vector<bool> sliding;
+  for (const Json& type : types) {
+    check(type == "sliding_attention" || type == "full_attention", ErrorCode::bad_config,
+          fmt::format("{}: layer_types has {}; known: \"sliding_attention\", \"full_attention\"", config.where(),
+                      type.dump().substr(0, 60)));
+    sliding.push_back(type == "sliding_attention");
   }
   return sliding;
+}
+
+// 0: none. That is what null and 0 say; a key that is not there says Hugging Face's default.
+int64_t window_of(const ConfigReader& config, int64_t otherwise) {
+  return config.is_null("sliding_window") ? 0 : config.integer_or("sliding_window", otherwise);
 }
 
 // Gemma 4's full layers rotate a part of the pairs only; the others have frequency 0.
@@ -117,7 +137,7 @@ ModelRecipe gemma2_or_3(const WeightSource& source, const ConfigReader& config, 
                         .num_kv_heads = config.integer_or("num_key_value_heads", 4),
                         .head_dim = head_dim,
                         .intermediate_size = config.integer("intermediate_size"),
-                        .window = windowed ? config.integer_or("sliding_window", 4096) : 0,
+                        .window = windowed ? window_of(config, 4096) : 0,
                         .rope = windowed ? rope_sliding : rope_full});
   }
   return recipe;
@@ -150,7 +170,6 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
   const int64_t heads = config.integer("num_attention_heads"),
                 kv_heads = config.integer_or("num_key_value_heads", heads);
   const int64_t full_kv_heads = keys_are_values ? config.integer_or("num_global_key_value_heads", kv_heads) : kv_heads;
-  set_ropes(m, config, sliding_dim, full_dim, 1e4, 1e6);
   std::vector<bool> sliding = sliding_layers(config, m.num_layers, 6);
   sliding.back() = false;  // the last layer is full in any case
   const int64_t shared = config.integer_or("num_kv_shared_layers", 0);
@@ -162,7 +181,7 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
                       .head_dim = windowed ? sliding_dim : full_dim,
                       .intermediate_size = config.integer("intermediate_size") *
                                            (sharing && config.boolean_or("use_double_wide_mlp", false) ? 2 : 1),
-                      .window = windowed ? config.integer("sliding_window") : 0,
+                      .window = windowed ? window_of(config, 512) : 0,
                       .rope = windowed ? rope_sliding : rope_full,
                       .values_are_keys = keys_are_values && !windowed};
     for (const auto& [index, values] : overrides.items()) {
@@ -172,6 +191,12 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
     }
     m.layers.push_back(layer);
   }
+  // Newer files have no global_head_dim but overrides by layer.
+  const auto dim_of = [&](int64_t rope, int64_t otherwise) {
+    const auto found = std::find_if(m.layers.begin(), m.layers.end(), [&](auto& l) { return l.rope == rope; });
+    return found == m.layers.end() ? otherwise : found->head_dim;
+  };
+  set_ropes(m, config, dim_of(rope_sliding, sliding_dim), dim_of(rope_full, full_dim), 1e4, 1e6);
   share_keys(m, sliding, shared);
   return recipe;
 }
@@ -180,7 +205,43 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
 int64_t by_layer(const ConfigReader& config, const std::string& key, int64_t layer, int64_t otherwise) {
   const std::vector<int64_t> values = config.integers(key);
   if (values.empty()) return otherwise;
-  return values.size() == 1 ? values.front() : values.at(static_cast<size_t>(layer));
+  if (values.size() == 1) return values.front();
+  check(layer < static_cast<int64_t>(values.size()), ErrorCode::bad_config,
+        fmt::format("{}: {} has {} entries, too few for layer {}", config.where(), key, values.size(), layer));
+  return values[static_cast<size_t>(layer)];
+}
+
+// A period, or a bool for each layer; without the key the family's period. Gemma 4 files have the list.
+std::vector<bool> gguf_sliding_layers(const ConfigReader& config, int64_t num_layers, int64_t period) {
+  const Json pattern = config.any_or("attention.sliding_window_pattern", Json(period));
+  if (!pattern.is_array())
+    return by_period(num_layers, config.integer_or("attention.sliding_window_pattern", period), config.where());
+  check_entries("attention.sliding_window_pattern", pattern.size(), num_layers, config.where());
+  std::vector<bool> sliding;
+  for (const Json& slides : pattern) sliding.push_back(slides == true);
+  return sliding;
+}
+
+// Full layers only: linear scaling (Gemma 3) or divisors, of which 1e30 stands for a pair that is not rotated (Gemma 4).
+RopeConfig gguf_full_rope(const WeightSource& source, const ConfigReader& config, double theta, int64_t head_dim) {
+  const std::string type = config.string_or("rope.scaling.type", "none");
+  Json scaling = nullptr;
+  if (type != "none") {
+    check(type == "linear", ErrorCode::bad_config,
+          fmt::format("{}: rope.scaling.type is '{}'; Gemma has none or linear", config.where(), type));
+    scaling = {{"rope_type", type}, {"factor", config.number_or("rope.scaling.factor", 1)}};
+  }
+  RopeConfig rope = rope_from_json(scaling, theta, head_dim, config.where());
+  if (!source.contains("rope_freqs.weight")) return rope;
+  const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
+  check(divisors.size() == rope.frequencies.size(), ErrorCode::bad_file,
+        fmt::format("{}: rope_freqs.weight has {} entries, the head dimension needs {}", source.path(), divisors.size(),
+                    rope.frequencies.size()));
+  for (size_t i = 0; i < divisors.size(); ++i) {
+    double& f = rope.frequencies[i];
+    f = divisors[i] >= 1e29F ? 0 : f / static_cast<double>(divisors[i]);
+  }
+  return rope;
 }
 
 ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
@@ -188,7 +249,7 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   ModelRecipe recipe;
   ModelConfig& m = recipe.config;
   const bool two = type == "gemma2", three = type == "gemma3", four = type == "gemma4";
-  config.refuse_if_positive("expert_count", "mixtures of experts are not supported");
+  config.refuse_if_positive("expert_count", "mixtures of experts (26B-A4B) are not supported");
   m.model_type = type;
   m.hidden_size = config.integer("embedding_length");
   m.num_layers = config.integer("block_count");
@@ -214,25 +275,8 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   m.ropes.resize(2);
   m.ropes[rope_sliding] = {
       .frequencies = rope_frequencies(two ? theta : config.number_or("rope.freq_base_swa", 10000), sliding_dim)};
-  Json scaling = nullptr;
-  if (config.string_or("rope.scaling.type", "none") == "linear")
-    scaling = {{"rope_type", "linear"}, {"factor", config.number_or("rope.scaling.factor", 1)}};
-  m.ropes[rope_full] = rope_from_json(scaling, theta, full_dim, config.where());
-  if (source.contains("rope_freqs.weight")) {
-    const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
-    check(divisors.size() == m.ropes[rope_full].frequencies.size(), ErrorCode::bad_file,
-          source.path() + ": rope_freqs.weight does not fit the head dimension");
-    for (size_t i = 0; i < divisors.size(); ++i) {
-      double& f = m.ropes[rope_full].frequencies[i];
-      f = divisors[i] >= 1e29F ? 0 : f / static_cast<double>(divisors[i]);
-    }
-  }
-  const Json pattern = config.any_or("attention.sliding_window_pattern", three ? Json(6) : Json(2));
-  std::vector<bool> sliding;
-  for (int64_t l = 0; l < m.num_layers; ++l) {
-    sliding.push_back(pattern.is_array() ? pattern.at(static_cast<size_t>(l)) == true
-                                         : by_period(l, pattern.get<int64_t>()));
-  }
+  m.ropes[rope_full] = gguf_full_rope(source, config, theta, full_dim);
+  const std::vector<bool> sliding = gguf_sliding_layers(config, m.num_layers, two ? 2 : 6);
   const int64_t shared = config.integer_or("attention.shared_kv_layers", 0);
   for (int64_t l = 0; l < m.num_layers; ++l) {
     const bool windowed = sliding[static_cast<size_t>(l)];

@@ -21,11 +21,49 @@ std::string model_type_of(const WeightSource& source) {
   return config[key].get<std::string>();
 }
 
+namespace {
+
+// What the blocks rely on, whatever a config says.
+void check_layers(const ModelConfig& m, const std::string& where) {
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const LayerConfig& c = m.layers[l];
+    const auto need = [&](bool ok, const std::string& found, const char* needed) {
+      check(ok, ErrorCode::bad_config, fmt::format("{}: layer {}: {}, needed {}", where, l, found, needed));
+    };
+    need(c.num_heads >= 1 && c.num_kv_heads >= 1 && c.num_heads % c.num_kv_heads == 0,
+         fmt::format("{} query heads and {} key/value heads", c.num_heads, c.num_kv_heads),
+         "the same number of query heads for each key/value head");
+    const auto rotated = 2 * static_cast<int64_t>(m.ropes[static_cast<size_t>(c.rope)].frequencies.size());
+    need(c.head_dim >= 2 && c.head_dim == rotated,
+         fmt::format("head dimension {} and rope for {}", c.head_dim, rotated), "an even number, the same in both");
+    need(c.intermediate_size >= 1, fmt::format("MLP width {}", c.intermediate_size), "at least 1");
+    need(c.window >= 0, fmt::format("window {}", c.window), "0 (none) or more");
+    if (c.kv_donor < 0) continue;
+    const LayerConfig& donor = m.layers[static_cast<size_t>(c.kv_donor)];
+    need(donor.num_kv_heads == c.num_kv_heads && donor.head_dim == c.head_dim,
+         fmt::format("{} key/value heads of {} and in its donor {} of {}", c.num_kv_heads, c.head_dim,
+                     donor.num_kv_heads, donor.head_dim),
+         "the same shape in both");
+  }
+}
+
+ModelRecipe checked_recipe(const ModelFamily& family, const WeightSource& source) {
+  try {
+    ModelRecipe recipe = family.recipe(source);
+    check_layers(recipe.config, source.path());
+    return recipe;
+  } catch (const Json::exception& e) {  // a value of another type than the readers expect
+    throw Error(ErrorCode::bad_config, fmt::format("{}: {}; is the config damaged?", source.path(), e.what()));
+  }
+}
+
+}  // namespace
+
 ModelRecipe read_recipe(const WeightSource& source) {
   const std::string type = model_type_of(source);
   std::string known;
   for (const ModelFamily& family : model_families()) {
-    if (type == family.name) return family.recipe(source);
+    if (type == family.name) return checked_recipe(family, source);
     known += fmt::format("{}{}", known.empty() ? "" : ", ", family.name);
   }
   throw Error(ErrorCode::bad_config,

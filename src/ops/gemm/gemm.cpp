@@ -37,7 +37,7 @@ int64_t slice_rows(const Context& ctx, const Gemm& g) {
 // With AMX products of fewer rows may run on a kernel whose bits differ: those are padded to this many.
 constexpr int64_t usual_rows = 64;
 
-// Row tails of every length must not become primitives of their own, about 0.1 MiB of code each: odd extents to 256 are padded.
+// Tails of every length must not become primitives of their own, about 0.1 MiB of code each: odd extents to 256 are padded.
 int64_t padded_extent(int64_t extent) {
   if (extent > 256 || extent % 16 == 0) return extent;
   return extent < 16 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(extent))) : round_up(extent, 32);
@@ -55,7 +55,7 @@ Run plan(const Context& ctx, const Gemm& g, int64_t rows) {
   const bool packed_only = has_brgemm(key.dtype);
   key.k = packed_only ? padded_extent(g.k) : g.k;
   // One row of a transposed A looks like a plain A to oneDNN, which blocks k differently for the two.
-  key.m = packed_only ? std::max<int64_t>(padded_extent(rows), g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
+  key.m = packed_only ? std::max<int64_t>(padded_rows(rows), g.transpose_a ? 2 : 1) : round_up(rows, sgemm_tile_rows);
   key.n = packed_only ? padded_extent(g.n) : round_up(g.n, sgemm_tile_cols);
   const auto pack = [&] {
     key.lda = key.transpose_a ? key.m : key.k;
@@ -158,6 +158,11 @@ void check_arguments(const Gemm& g) {
 }
 
 }  // namespace
+
+int64_t padded_rows(int64_t rows) {
+  if (rows > 256) return rows;
+  return rows < 64 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))) : round_up(rows, 64);
+}
 
 bool gemm_bf16_native() { return has_brgemm(DType::bf16); }
 

@@ -34,6 +34,9 @@ struct Gemm {
 // Whether oneDNN multiplies bf16 operands itself on this CPU (else they are widened).
 bool gemm_bf16_native();
 
+// What a product's rows are padded to, so that few kernels are compiled, about 0.1 MiB of code each: to 256 powers of two and multiples of 64.
+int64_t padded_rows(int64_t rows);
+
 // Bytes of scratch that `gemm_on_this_thread` needs for this shape (pointers are not read).
 int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args);
 void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch);

@@ -116,6 +116,11 @@ DataRow parse_row(std::string_view line) {
   }
   if (!row.is_object()) refuse(fmt::format("found {}, needed one object a line: {}", shortened(row), supported));
   const Format& format = detect(row);
+  if (std::string_view(format.kind).ends_with("preference")) {
+    refuse(fmt::format("this is {} data, which objective {} reads; objective sft needs {}", format.kind,
+                       format.kind == std::string_view("preference") ? "dpo, orpo, simpo, slic or cpo" : "kto",
+                       supported));
+  }
   if (!format.trainable)
     refuse(fmt::format("this is {} data, which is not supported yet; needed {}", format.kind, supported));
   if (row.contains("tools") && !row["tools"].is_null())

@@ -48,9 +48,11 @@ Json state_json(const TrainState& s) {
           {"microbatches", s.microbatches},
           {"trained_tokens", s.trained_tokens},
           {"have_eval", s.have_eval},
-          {"last_eval_loss", s.last_eval_loss},
+          {"last_metric", s.last_metric},
           {"best_metric", s.best_metric},
           {"best_step", s.best_step},
+          {"chosen_at_start", s.chosen_at_start ? Json(*s.chosen_at_start) : Json()},
+          {"lambda", s.lambda},
           {"run_id", s.run_id}};
 }
 
@@ -62,9 +64,11 @@ TrainState state_from(const Json& j, const std::string& path) {
     s.microbatches = j.at("microbatches").get<int64_t>();
     s.trained_tokens = j.at("trained_tokens").get<int64_t>();
     s.have_eval = j.at("have_eval").get<bool>();
-    s.last_eval_loss = j.at("last_eval_loss").get<double>();
+    s.last_metric = j.at("last_metric").get<double>();
     s.best_metric = j.at("best_metric").get<double>();
     s.best_step = j.at("best_step").get<int64_t>();
+    if (!j.at("chosen_at_start").is_null()) s.chosen_at_start = j.at("chosen_at_start").get<double>();
+    s.lambda = j.at("lambda");
     s.run_id = j.at("run_id").get<std::string>();
   } catch (const Json::exception& e) {
     throw Error(ErrorCode::bad_file,

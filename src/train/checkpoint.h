@@ -25,10 +25,12 @@ struct TrainState {
   int64_t microbatches = 0;    // forward/backward passes done: the position in the data
   int64_t trained_tokens = 0;  // supervised
   bool have_eval = false;
-  double last_eval_loss = 0;
+  double last_metric = 0;  // of the last validation: what best is chosen by
   double best_metric = 0;
-  int64_t best_step = -1;  // -1: none yet
-  std::string run_id;      // hash of base, data and the settings that a resumed run must share
+  int64_t best_step = -1;                 // -1: none yet
+  std::optional<double> chosen_at_start;  // mean log-probability of the chosen answers in the first validation
+  Json lambda;                            // LambdaController's state; null without one
+  std::string run_id;                     // hash of base, data and the settings that a resumed run must share
 };
 
 struct CheckpointView {

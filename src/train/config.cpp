@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/nearest.h"
+#include "train/objective_config.h"
 
 namespace sluice {
 
@@ -26,7 +27,57 @@ const std::vector<Setting>& train_settings() {
        &C::chat_template,
        "file with a Jinja chat template in place of the model's own",
        {"chat_template_path"}},
-      {"objective", &C::objective, "what is minimised", {"train_mode"}, {"sft"}},
+      {"objective",
+       &C::objective,
+       "what is minimised: sft reads answers, kto rated answers, the others preference pairs",
+       {"train_mode", "rl"},
+       {"sft", "dpo", "orpo", "simpo", "slic", "cpo", "kto"}},
+      {"beta",
+       &C::beta,
+       "strength of a preference objective; 0: 0.1, in simpo 2; in orpo it is orpo_lambda",
+       {"pref_beta", "rl_beta"},
+       {},
+       0,
+       1e6},
+      {"loss_type",
+       &C::loss_type,
+       "loss of dpo; ipo is ipo_mean, as TRL has it, the paper's is ipo_sum",
+       {"pref_loss"},
+       {"sigmoid", "robust", "hinge", "ipo_sum", "ipo_mean"}},
+      {"label_smoothing", &C::label_smoothing, "dpo: share of pairs taken to be swapped", {}, {}, 0, 0.499},
+      {"reference_free", &C::reference_free, "dpo without a reference policy"},
+      {"reference_adapter",
+       &C::reference_adapter,
+       "dpo, kto: folder of the frozen adapter that is the reference policy; empty: the base alone",
+       {"ref_adapter"}},
+      {"orpo_lambda",
+       &C::orpo_lambda,
+       "orpo: weight of the odds ratio; adaptive: orpo_lambda_mode",
+       {"orpo_alpha"},
+       {},
+       0,
+       1e6},
+      {"orpo_lambda_mode",
+       &C::orpo_lambda_mode,
+       "adaptive: raised after validations while the chosen answers hold, lowered when they fall",
+       {},
+       {"static", "adaptive"}},
+      {"orpo_lambda_max", &C::orpo_lambda_max, "adaptive: never above", {}, {}, 0, 1e6},
+      {"orpo_lambda_patience",
+       &C::orpo_lambda_patience,
+       "adaptive: validations in a row with fallen chosen answers before it is lowered",
+       {},
+       {},
+       1,
+       1e6},
+      {"sft_scope",
+       &C::sft_scope,
+       "orpo, cpo: what the likelihood of the chosen answer covers; full: the prompt too",
+       {},
+       {"response", "full"}},
+      {"simpo_gamma", &C::simpo_gamma, "simpo: margin", {}, {}, 0, 1e6},
+      {"desirable_weight", &C::desirable_weight, "kto: weight of answers with label true", {}, {}, 0, 1e6},
+      {"undesirable_weight", &C::undesirable_weight, "kto: weight of answers with label false", {}, {}, 0, 1e6},
       {"max_seq_length",
        &C::max_seq_length,
        "longest row in tokens; longer rows are dropped and counted",
@@ -130,6 +181,13 @@ const std::vector<Setting>& train_settings() {
        0,
        1e9},
       {"save_total_limit", &C::save_total_limit, "checkpoints to keep besides best and last; 0: all", {}, {}, 0, 1e9},
+      {"metric_for_best_model", &C::metric_for_best_model,
+       "which checkpoint best is: eval_loss, or another number of a validation such as rewards/accuracies"},
+      {"greater_is_better",
+       &C::greater_is_better,
+       "of that metric; auto: unless its name ends in loss",
+       {},
+       {"auto", "true", "false"}},
       {"resume", &C::resume, "go on from the last complete checkpoint in adapter_path", {"resume_from_checkpoint"}},
       {"seed", &C::seed, "of the adapter's start, the order of the rows and dropout", {}, {}, 0, 9e15},
       {"precision", &C::precision, "of activations and of the operands of products", {}, {"bf16", "fp32"}},
@@ -265,8 +323,13 @@ class Reader {
       note("alpha is PEFT's: scale = alpha / rank (or / sqrt(rank) with rs_lora)");
     if (setting->name == "lora_parameters.scale") note("scale is mlx-lm's: a direct factor, not alpha");
     if (name == "iters") note("iters counts forward/backward passes; max_steps counts optimizer steps");
+    if (setting->name == "orpo_lambda" && text == "adaptive") return set("orpo_lambda_mode", text, where);
     std::string value = text;
     if (setting->name == "lr_schedule.name") value = schedule_name(text);
+    if (setting->name == "loss_type" && text == "ipo") {
+      value = "ipo_mean";
+      note("loss_type ipo is ipo_mean here, as TRL has it; the paper's is ipo_sum");
+    }
     std::visit(Assign{config_, *setting, value, where}, setting->field);
   }
 
@@ -398,6 +461,7 @@ std::vector<std::string> validate(const TrainConfig& config) {
       problems.emplace_back(e.what());
     }
   }
+  for (std::string& problem : objective_problems(config)) problems.push_back(std::move(problem));
   return problems;
 }
 

@@ -27,6 +27,12 @@ struct TrainConfig {
   // length of the run: one of the three
   int64_t iters = 0, max_steps = 0;
   double num_epochs = 0;
+  // preference objectives
+  double beta = 0, label_smoothing = 0, orpo_lambda = 0.1, orpo_lambda_max = 1, simpo_gamma = 0.5;
+  double desirable_weight = 1, undesirable_weight = 1;
+  int64_t orpo_lambda_patience = 2;
+  std::string loss_type = "sigmoid", sft_scope = "response", orpo_lambda_mode = "static", reference_adapter;
+  bool reference_free = false;
   // optimizer
   double learning_rate = 1e-4;
   std::string lr_schedule = "cosine_decay";
@@ -41,6 +47,7 @@ struct TrainConfig {
   bool rs_lora = false;
   // reports and files
   int64_t steps_per_report = 10, steps_per_eval = 200, val_batches = -1, save_every = 100, save_total_limit = 0;
+  std::string metric_for_best_model, greater_is_better = "auto";
   bool resume = false;
   int64_t seed = 0;
   // machine

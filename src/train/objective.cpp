@@ -76,6 +76,22 @@ void add_odds_ratio(const Objective& o, double lw, double lr, double n_chosen, d
 
 }  // namespace
 
+PairLoss rated_loss(const Objective& o, const PairLogps& l, double reference, double kl) {
+  SLUICE_ASSERT((l.num_chosen > 0) != (l.num_rejected > 0));
+  const bool desirable = l.num_chosen > 0;
+  const double gain = (desirable ? l.chosen : l.rejected) - reference;
+  const double sign = desirable ? 1 : -1, weight = desirable ? o.desirable_weight : o.undesirable_weight;
+  const double z = sign * o.beta * (gain - kl);
+  PairLoss result{.loss = weight * sigmoid(-z)};
+  // d (1 - s(z)) / dz = -s(z) s(-z)
+  const double slope = -sign * weight * o.beta * sigmoid(z) * sigmoid(-z);
+  (desirable ? result.d_chosen : result.d_rejected) = slope;
+  result.logp_chosen = l.chosen;
+  result.logp_rejected = l.rejected;
+  (desirable ? result.reward_chosen : result.reward_rejected) = o.beta * gain;
+  return result;
+}
+
 double log1mexp(double x) { return x > -std::numbers::ln2 ? std::log(-std::expm1(x)) : std::log1p(-std::exp(x)); }
 
 PairLoss pair_loss(const Objective& o, const PairLogps& l, const PairReference& reference) {
@@ -112,6 +128,7 @@ PairLoss pair_loss(const Objective& o, const PairLogps& l, const PairReference& 
       add_nll(o, l, result);
       add_pairwise({-log_sigmoid(o.beta * h), -o.beta * sigmoid(-o.beta * h)}, n_chosen, n_rejected, result);
       break;
+    case ObjectiveKind::kto: SLUICE_ASSERT(false);  // rated_loss
   }
   return result;
 }
@@ -134,8 +151,11 @@ double preference_loss(const Objective& objective, const PreferenceLoss& args, P
   double loss = 0;
   std::vector<PairLoss> losses;
   for (size_t i = 0; i < num_pairs; ++i) {
-    losses.push_back(pair_loss(objective, logps[i], args.reference.empty() ? PairReference{} : args.reference[i]));
-    metrics.add(losses.back());
+    const PairReference reference = args.reference.empty() ? PairReference{} : args.reference[i];
+    losses.push_back(objective.kind == ObjectiveKind::kto ? rated_loss(objective, logps[i], reference.chosen, args.kl)
+                                                          : pair_loss(objective, logps[i], reference));
+    metrics.add(losses.back(), logps[i]);
+    metrics.kl += args.kl;
     loss += args.scale * losses.back().loss;
   }
   for (size_t m = 0; m < args.dlogp.size(); ++m) {
@@ -147,8 +167,10 @@ double preference_loss(const Objective& objective, const PreferenceLoss& args, P
   return loss;
 }
 
-void PreferenceMetrics::add(const PairLoss& p) {
+void PreferenceMetrics::add(const PairLoss& p, const PairLogps& logps) {
   ++pairs;
+  with_chosen += logps.num_chosen > 0 ? 1 : 0;
+  with_rejected += logps.num_rejected > 0 ? 1 : 0;
   loss += p.loss;
   nll += p.nll;
   log_odds += p.log_odds;
@@ -161,23 +183,31 @@ void PreferenceMetrics::add(const PairLoss& p) {
 }
 
 Json PreferenceMetrics::json(const Objective& objective, const std::string& prefix) const {
-  const double n = static_cast<double>(std::max<int64_t>(pairs, 1));
+  using K = ObjectiveKind;
   Json object = Json::object();
-  const auto put = [&](const char* name, double sum) { object[prefix + name] = sum / n; };
-  if (objective.kind != ObjectiveKind::sft) {
-    put("rewards/chosen", reward_chosen);
-    put("rewards/rejected", reward_rejected);
-    put("rewards/margins", reward_chosen - reward_rejected);
-    put("rewards/accuracies", accuracy);
-    put("logps/rejected", logp_rejected);
+  const auto put = [&](const char* name, double sum, int64_t count) {
+    if (count > 0) object[prefix + name] = sum / static_cast<double>(count);
+  };
+  if (objective.kind != K::sft) {
+    put("rewards/chosen", reward_chosen, with_chosen);
+    put("rewards/rejected", reward_rejected, with_rejected);
+    if (objective.kind == K::kto) {
+      if (with_chosen > 0 && with_rejected > 0) {
+        object[prefix + "rewards/margins"] =
+            reward_chosen / static_cast<double>(with_chosen) - reward_rejected / static_cast<double>(with_rejected);
+      }
+      put("kl", kl, pairs);
+    } else {
+      put("rewards/margins", reward_chosen - reward_rejected, pairs);
+      put("rewards/accuracies", accuracy, pairs);
+    }
+    put("logps/rejected", logp_rejected, with_rejected);
   }
-  put("logps/chosen", logp_chosen);
-  if (objective.kind == ObjectiveKind::orpo || objective.kind == ObjectiveKind::cpo ||
-      objective.kind == ObjectiveKind::sft)
-    put("nll_loss", nll);
-  if (objective.kind == ObjectiveKind::orpo) {
-    put("log_odds_ratio", log_odds_ratio);
-    put("log_odds_chosen", log_odds);
+  put("logps/chosen", logp_chosen, with_chosen);
+  if (objective.kind == K::orpo || objective.kind == K::cpo || objective.kind == K::sft) put("nll_loss", nll, pairs);
+  if (objective.kind == K::orpo) {
+    put("log_odds_ratio", log_odds_ratio, pairs);
+    put("log_odds_chosen", log_odds, pairs);
   }
   return object;
 }

@@ -16,6 +16,8 @@
 //   simpo   -log s(b (lw - lr) - gamma)                                       Meng et al. 2024, arXiv:2405.14734, eq. 6
 //   slic    max(0, 1 - b (S_w - S_r))                                         Zhao et al. 2023, eq. 1 with margin 1/b, divided by it
 //   cpo     NLL - log s(b (S_w - S_r))                                        Xu et al. 2024, arXiv:2401.08417, eq. 4-6
+//   kto     w (1 - s(b (r - z))) of a desirable answer, w' (1 - s(b (z - r))) of another, r = S - Sref   Ethayarajh et al. 2024,
+//           arXiv:2402.01306, eq. 7-8; z is `kl`. Each row has one answer: a "pair" with a chosen or a rejected part, never both.
 //
 // The loss of a step is the mean over its pairs. Sums are taken in the order of the targets, in double; loss and gradient do not depend on
 // where in the batch a pair lies.
@@ -29,7 +31,7 @@
 
 namespace sluice {
 
-enum class ObjectiveKind : uint8_t { sft, dpo, orpo, simpo, slic, cpo };
+enum class ObjectiveKind : uint8_t { sft, dpo, orpo, simpo, slic, cpo, kto };
 enum class DpoLoss : uint8_t { sigmoid, robust, hinge, ipo_sum, ipo_mean };
 enum class SftScope : uint8_t { response, full };
 
@@ -41,9 +43,10 @@ struct Objective {
   bool reference_free = false;  // dpo without a reference
   double orpo_lambda = 0.1;     // >= 0
   double simpo_gamma = 0.5;
-  SftScope sft_scope = SftScope::response;  // of the NLL in sft, orpo and cpo
+  SftScope sft_scope = SftScope::response;              // of the NLL in sft, orpo and cpo
+  double desirable_weight = 1, undesirable_weight = 1;  // kto
 
-  bool needs_reference() const { return kind == ObjectiveKind::dpo && !reference_free; }
+  bool needs_reference() const { return kind == ObjectiveKind::kto || (kind == ObjectiveKind::dpo && !reference_free); }
   bool trains_prompt() const {
     return sft_scope == SftScope::full &&
            (kind == ObjectiveKind::sft || kind == ObjectiveKind::orpo || kind == ObjectiveKind::cpo);
@@ -55,7 +58,8 @@ struct PairLogps {
   int64_t num_prompt = 0, num_chosen = 0, num_rejected = 0;
 };
 
-// Sums of the log-probabilities of the answers under the reference policy.
+// Sums of the log-probabilities of the answers under the reference policy. Of a rated row: `chosen` is its answer, whatever its label, and
+// `rejected` the mismatched one.
 struct PairReference {
   double chosen = 0, rejected = 0;
 };
@@ -69,14 +73,18 @@ struct PairLoss {
 };
 PairLoss pair_loss(const Objective& objective, const PairLogps& logps, const PairReference& reference = {});
 
-// Sums of terms over pairs, under TRL's names when printed: means.
+// The same of one rated answer: of the part that `logps` has. kl >= 0 is no function of the policy.
+PairLoss rated_loss(const Objective& objective, const PairLogps& logps, double reference, double kl);
+
+// Sums of terms over pairs, under TRL's names when printed: means, of a part over the pairs that have it.
 struct PreferenceMetrics {
-  int64_t pairs = 0;
+  int64_t pairs = 0, with_chosen = 0, with_rejected = 0;
   double loss = 0, nll = 0, log_odds = 0, log_odds_ratio = 0;
   double logp_chosen = 0, logp_rejected = 0, reward_chosen = 0, reward_rejected = 0;
   double accuracy = 0;  // pairs whose chosen answer has the higher reward
+  double kl = 0;        // kto
 
-  void add(const PairLoss& pair);
+  void add(const PairLoss& pair, const PairLogps& logps);
   // loss apart: "rewards/chosen", …; nll_loss, log_odds_ratio and log_odds_chosen where the objective has them. `prefix`: "eval_" for validation.
   Json json(const Objective& objective, const std::string& prefix = "") const;
 };
@@ -88,6 +96,7 @@ struct PreferenceLoss {
   int64_t num_pairs = 0;                // each with a target of the chosen and, but for sft, of the rejected answer
   std::span<const PairReference> reference = {};  // [num_pairs] where the objective needs it
   double scale = 1;                               // on the loss and its gradient: 1 / pairs of the step
+  double kl = 0;                                  // kto
 };
 // Returns scale times the sum of the pairs' losses, and adds every pair to `metrics`.
 double preference_loss(const Objective& objective, const PreferenceLoss& args, PreferenceMetrics& metrics);

@@ -167,6 +167,83 @@ TEST_CASE("FieldL20_dpo: where policy and reference agree the loss is ln 2 and t
   CHECK(got.d_chosen == doctest::Approx(-0.05));
 }
 
+TEST_CASE("FieldL7_kto: the gradient of rated answers is not zero and agrees with finite differences") {
+  const std::vector<PairTarget> targets = {
+      {0, Part::chosen}, {0, Part::chosen}, {1, Part::rejected}, {2, Part::chosen}, {3, Part::rejected}};
+  const std::vector<PairReference> reference = {{-1.25, 0}, {-0.5, 0}, {-4, 0}, {-0.75, 0}};
+  std::vector<float> logp = {-0.5F, -1.5F, -2.0F, -0.25F, -1.0F}, dlogp(logp.size(), NAN);
+  const Objective kto{.kind = ObjectiveKind::kto, .desirable_weight = 1.5, .undesirable_weight = 0.75};
+  PreferenceMetrics metrics;
+  const auto loss = [&](std::span<float> d, PreferenceMetrics& m) {
+    return preference_loss(kto,
+                           {.targets = targets,
+                            .logp = logp,
+                            .dlogp = d,
+                            .num_pairs = 4,
+                            .reference = reference,
+                            .scale = 0.25,
+                            .kl = 0.5},
+                           m);
+  };
+  // By the definition: z = +-beta (r - kl), r = 2: -0.75, -1.5, 3.75, -0.25.
+  const auto value = [](double z) { return 1 / (1 + std::exp(z)); };
+  CHECK(loss(dlogp, metrics) ==
+        doctest::Approx(0.25 * (1.5 * (value(-0.125) + value(0.325)) + 0.75 * (value(0.2) + value(0.075)))));
+  for (size_t m = 0; m < logp.size(); ++m) {
+    const float at = logp[m], step = 0x1p-6F;
+    PreferenceMetrics unused;
+    logp[m] = at + step;
+    const double above = loss({}, unused);
+    logp[m] = at - step;
+    const double below = loss({}, unused);
+    logp[m] = at;
+    CHECK(static_cast<double>(dlogp[m]) ==
+          doctest::Approx((above - below) / (2 * static_cast<double>(step))).epsilon(1e-5));
+    CHECK(std::abs(dlogp[m]) > 1e-4F);
+  }
+  const Json json = metrics.json(kto);
+  CHECK(json["rewards/chosen"].get<double>() == doctest::Approx(0.1 * (-0.75 + 3.75) / 2));
+  CHECK(json["rewards/rejected"].get<double>() == doctest::Approx(0.1 * (-1.5 - 0.25) / 2));
+  CHECK(json["kl"].get<double>() == 0.5);
+  CHECK(!json.contains("rewards/accuracies"));
+}
+
+TEST_CASE("FieldL1_all: every objective stays finite where answers are certain or hopeless") {
+  for (const Named& named : objectives()) {
+    CAPTURE(named.name);
+    for (double lw : extremes) {
+      for (double lr : extremes) {
+        const PairLoss got = pair_loss(named.objective, single_tokens(lw, lr), {-1, -1});
+        for (double value : {got.loss, got.d_chosen, got.d_rejected, got.reward_chosen, got.reward_rejected})
+          CHECK(std::isfinite(value));
+      }
+    }
+  }
+  for (double l : extremes) {
+    const PairLoss got =
+        rated_loss({.kind = ObjectiveKind::kto}, {.chosen = l, .num_chosen = 1}, /*reference=*/-1, /*kl=*/0);
+    CHECK(std::isfinite(got.loss));
+    CHECK(std::isfinite(got.d_chosen));
+  }
+}
+
+TEST_CASE("FieldL1_sigmoid: the logistic losses agree with long double at extreme arguments") {
+  const auto softplus = [](long double z) { return z > 0 ? z + log1pl(expl(-z)) : log1pl(expl(z)); };
+  const auto sigmoid = [](long double z) { return z > 0 ? 1 / (1 + expl(-z)) : expl(z) / (1 + expl(z)); };
+  using K = ObjectiveKind;
+  for (double lw : extremes) {
+    for (double lr : extremes) {
+      const long double h = static_cast<long double>(lw) - static_cast<long double>(lr);
+      const PairLoss dpo = pair_loss({.kind = K::dpo}, single_tokens(lw, lr));
+      CHECK(close(dpo.loss, softplus(-h * 0.1L)));
+      CHECK(close(dpo.d_chosen, -0.1L * sigmoid(-h * 0.1L)));
+      const PairLoss simpo = pair_loss({.kind = K::simpo, .beta = 2, .simpo_gamma = 0.5}, single_tokens(lw, lr));
+      CHECK(close(simpo.loss, softplus(0.5L - 2 * h)));
+      CHECK(close(simpo.d_rejected, 2 * sigmoid(0.5L - 2 * h)));
+    }
+  }
+}
+
 TEST_CASE("objective: losses have the values of their definitions") {
   const PairLogps l{.prompt = -4, .chosen = -2, .rejected = -6, .num_prompt = 2, .num_chosen = 4, .num_rejected = 3};
   const PairReference r{-3, -5};  // h = 4 - 2 = 2 for sums

@@ -91,9 +91,8 @@ int64_t counted(const PlanRequest& request, Body body) {
 }
 
 // The adapter's numbers lie in another arena; here its layout is what matters.
-Adapter unread_adapter(const PlanRequest& request) {
-  return {request.layout,
-          {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {request.layout.size()}}};
+Adapter unread_adapter(const AdapterLayout& layout) {
+  return {layout, {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {layout.size()}}};
 }
 
 std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), 0); }
@@ -169,25 +168,38 @@ const BatchShape& largest(const std::vector<BatchShape>& shapes) {
   });
 }
 
-Plan describe(const PlanRequest& request, const Schedule& schedule, double relative_time) {
+int64_t price_forward(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape,
+                      const AdapterLayout& layout) {
+  return counted(request, [&](Context& ctx) {
+    const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
+    forward_logps(ctx, request.model, unread_adapter(layout),
+                  {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+                  {.schedule = schedule, .dtype = request.dtype});
+    return ctx.arena.peak();
+  });
+}
+
+// What no schedule changes.
+Plan describe_around(const PlanRequest& request) {
   Plan plan;
-  plan.schedule = schedule;
-  plan.relative_time = relative_time;
   plan.mapped_bytes = request.model.weight_bytes();
   plan.parameter_bytes = 4 * ((request.layout.size() * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment);
   plan.process_bytes = request.process_bytes ? request.process_bytes() : 0;
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
+  return plan;
+}
+
+Plan describe(const PlanRequest& request, const Schedule& schedule, double relative_time) {
+  Plan plan = describe_around(request);
+  plan.schedule = schedule;
+  plan.relative_time = relative_time;
   for (const BatchShape& shape : request.train)
     plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
   for (const BatchShape& shape : request.validation) {
-    const int64_t bytes = counted(request, [&](Context& ctx) {
-      const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
-      forward_logps(ctx, request.model, unread_adapter(request),
-                    {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
-                    {.schedule = schedule, .dtype = request.dtype});
-      return ctx.arena.peak();
-    });
-    plan.validation_bytes = std::max(plan.validation_bytes, bytes);
+    for (const AdapterLayout* layout : {&request.layout, request.reference}) {
+      if (layout == nullptr) continue;
+      plan.validation_bytes = std::max(plan.validation_bytes, price_forward(request, schedule, shape, *layout));
+    }
   }
   plan.step_bytes = std::max(plan.step_bytes, plan.validation_bytes);
   std::vector<PhaseRecord> log;
@@ -322,7 +334,7 @@ int64_t price_step(const PlanRequest& request, const Schedule& schedule, const B
                    std::vector<PhaseRecord>* log) {
   return counted(request, [&](Context& ctx) {
     const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
-    const Adapter adapter = unread_adapter(request);
+    const Adapter adapter = unread_adapter(request.layout);
     forward_backward(
         ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
         {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
@@ -337,18 +349,26 @@ int64_t price_step(const PlanRequest& request, const Schedule& schedule, const B
 Plan make_plan(const PlanRequest& request) {
   SLUICE_ASSERT(!request.train.empty());
   const std::vector<Candidate> found = search(request);
-  const Plan probe = describe(request, found.front().schedule, 1);
-  const int64_t for_step = probe.budget_bytes - probe.parameter_bytes - probe.process_bytes;
-  const Candidate* best = nullptr;
+  const double fastest = fastest_cost(found);
+  const Plan around = describe_around(request);
+  const int64_t for_step = around.budget_bytes - around.parameter_bytes - around.process_bytes;
   const Candidate* leanest = &found.front();
   for (const Candidate& c : found) {
     if (c.step_bytes < leanest->step_bytes) leanest = &c;
-    if (c.step_bytes > for_step) continue;
-    // Of equal times the leaner one.
-    if (best == nullptr || std::pair(c.cost, c.step_bytes) < std::pair(best->cost, best->step_bytes)) best = &c;
   }
-  const Candidate& chosen = best != nullptr ? *best : *leanest;
-  return describe(request, chosen.schedule, chosen.cost / fastest_cost(found));
+  // The search looks at one batch. Where another needs more than the budget, the choice is made again with that much less.
+  for (int64_t less = 0;;) {
+    const Candidate* best = nullptr;
+    for (const Candidate& c : found) {
+      if (c.step_bytes > for_step - less) continue;
+      // Of equal times the leaner one.
+      if (best == nullptr || std::pair(c.cost, c.step_bytes) < std::pair(best->cost, best->step_bytes)) best = &c;
+    }
+    const Candidate& chosen = best != nullptr ? *best : *leanest;
+    const Plan plan = describe(request, chosen.schedule, chosen.cost / fastest);
+    if (plan.fits() || best == nullptr) return plan;
+    less += plan.missing_bytes();
+  }
 }
 
 std::vector<Plan> candidate_plans(const PlanRequest& request) {

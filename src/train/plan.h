@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// One microbatch's shape. Spans matter little to memory; the worst batches of a run are priced as they are.
+// One microbatch's shape. The worst batches of a run are priced as they are (train/largest_shapes.h).
 struct BatchShape {
   Spans spans;
   int64_t num_targets = 0;
@@ -26,7 +26,8 @@ struct BatchShape {
 struct PlanRequest {
   const Model& model;
   const AdapterLayout& layout;
-  std::vector<BatchShape> train, validation;  // validation may be empty
+  std::vector<BatchShape> train, validation;  // validation: what runs without a backward; may be empty
+  const AdapterLayout* reference = nullptr;   // of the reference policy, which validation's shapes are run with too
   DType dtype = DType::bf16;
   int num_threads = ThreadPool::default_threads();  // of the pool that the run will use: some scratch is per thread
   Isa isa = detect_isa();

@@ -78,6 +78,10 @@ void write_plot(const std::string& metrics_path, const std::string& svg_path) {
       {"learning rate", {{"", "#1a7f37", {}}}},
       {"gradient norm", {{"", "#8250df", {}}}},
       {"peak memory of the process, GB", {{"", "#9a6700", {}}}},
+      {"margin of rewards", {{"train", "#1f6feb", {}}, {"validation", "#d1242f", {}}}},
+      {"accuracy of rewards", {{"train", "#1f6feb", {}}, {"validation", "#d1242f", {}}}},
+      {"log-probability of answers, validation", {{"chosen", "#1a7f37", {}}, {"rejected", "#d1242f", {}}}},
+      {"lambda of orpo", {{"", "#8250df", {}}}},
   };
   std::ifstream lines(metrics_path);
   for (std::string line; std::getline(lines, line);) {
@@ -94,6 +98,13 @@ void write_plot(const std::string& metrics_path, const std::string& svg_path) {
     add(1, 0, "learning_rate");
     add(2, 0, "grad_norm");
     add(3, 0, "peak_memory");
+    add(4, 0, "rewards/margins");
+    add(4, 1, "eval_rewards/margins");
+    add(5, 0, "rewards/accuracies");
+    add(5, 1, "eval_rewards/accuracies");
+    add(6, 0, "eval_logps/chosen");
+    add(6, 1, "eval_logps/rejected");
+    add(7, 0, "orpo_lambda");
   }
   std::string body;
   double y = 0;

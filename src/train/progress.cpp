@@ -22,6 +22,20 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// ", Margin …" of a run on pairs; nothing for sft.
+std::string pair_fields(const Json& metrics, const std::string& prefix) {
+  std::string text;
+  for (const auto& [name, key] : {std::pair{"Margin", "rewards/margins"},
+                                  {"Accuracy", "rewards/accuracies"},
+                                  {"Logp chosen", "logps/chosen"},
+                                  {"Logp rejected", "logps/rejected"}}) {
+    const auto found = metrics.find(prefix + key);
+    if (found != metrics.end()) text += fmt::format(", {} {:.3f}", name, found->get<double>());
+  }
+  if (metrics.contains("orpo_lambda")) text += fmt::format(", Lambda {:.4g}", metrics["orpo_lambda"].get<double>());
+  return text;
+}
+
 }  // namespace
 
 ConsoleProgress::ConsoleProgress(std::FILE* out)
@@ -68,15 +82,16 @@ void ConsoleProgress::tick(int64_t step, int64_t total_steps, int64_t part, int6
 
 void ConsoleProgress::train(const TrainReport& r) {
   last_report_ = fmt::format("loss {:.3f}", r.loss);
-  line(
-      fmt::format("Iter {}: Train loss {:.3f}, Learning Rate {:.3e}, It/sec {:.3f}, Tokens/sec {:.3f}, Trained Tokens "
-                  "{}, Peak mem {:.3f} GB",
-                  r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
-                  static_cast<double>(r.peak_bytes) / 1e9));
+  line(fmt::format("Iter {}: Train loss {:.3f}, Learning Rate {:.3e}, It/sec {:.3f}, Tokens/sec {:.3f}, Trained Tokens "
+                   "{}, Peak mem {:.3f} GB",
+                   r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
+                   static_cast<double>(r.peak_bytes) / 1e9) +
+       pair_fields(r.objective, ""));
 }
 
 void ConsoleProgress::eval(const EvalReport& r) {
-  line(fmt::format("Iter {}: Val loss {:.3f}, Val took {:.3f}s", r.step, r.loss, r.seconds));
+  line(fmt::format("Iter {}: Val loss {:.3f}, Val took {:.3f}s", r.step, r.loss, r.seconds) +
+       pair_fields(r.objective, "eval_"));
 }
 
 void ConsoleProgress::saved(int64_t step, const std::string& folder) {
@@ -106,24 +121,28 @@ void MetricsFile::write(const Json& line) {
 }
 
 Json to_json(const TrainReport& r) {
-  return {{"type", "train"},
-          {"step", r.step},
-          {"epoch", r.epoch},
-          {"loss", r.loss},
-          {"grad_norm", r.grad_norm},
-          {"learning_rate", r.learning_rate},
-          {"iterations_per_second", r.steps_per_second},
-          {"tokens_per_second", r.tokens_per_second},
-          {"num_tokens", r.trained_tokens},
-          {"peak_memory", static_cast<double>(r.peak_bytes) / 1e9}};
+  Json line = {{"type", "train"},
+               {"step", r.step},
+               {"epoch", r.epoch},
+               {"loss", r.loss},
+               {"grad_norm", r.grad_norm},
+               {"learning_rate", r.learning_rate},
+               {"iterations_per_second", r.steps_per_second},
+               {"tokens_per_second", r.tokens_per_second},
+               {"num_tokens", r.trained_tokens},
+               {"peak_memory", static_cast<double>(r.peak_bytes) / 1e9}};
+  line.update(r.objective);
+  return line;
 }
 
 Json to_json(const EvalReport& r) {
-  return {{"type", "eval"},
-          {"step", r.step},
-          {"eval_loss", r.loss},
-          {"eval_runtime", r.seconds},
-          {"eval_num_tokens", r.tokens}};
+  Json line = {{"type", "eval"},
+               {"step", r.step},
+               {"eval_loss", r.loss},
+               {"eval_runtime", r.seconds},
+               {"eval_num_tokens", r.tokens}};
+  line.update(r.objective);
+  return line;
 }
 
 ProcessMemory process_memory() {

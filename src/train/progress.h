@@ -15,17 +15,19 @@ namespace sluice {
 struct TrainReport {
   int64_t step = 0, total_steps = 0;  // optimizer steps
   double epoch = 0;
-  double loss = 0;  // per supervised token, since the last report
+  double loss = 0;  // per supervised token, or per pair, since the last report
   double learning_rate = 0, grad_norm = 0;
   double steps_per_second = 0, tokens_per_second = 0;  // all tokens that were run
   int64_t trained_tokens = 0;                          // supervised, since the start of the run
   int64_t peak_bytes = 0;                              // of the process, without mapped files
+  Json objective = Json::object();                     // of pairs, under TRL's names; empty for sft
 };
 
 struct EvalReport {
   int64_t step = 0;
   double loss = 0, seconds = 0;
   int64_t tokens = 0;
+  Json objective = Json::object();  // the same with "eval_" in front
 };
 
 class Progress {
@@ -76,7 +78,8 @@ class MetricsFile {
 Json to_json(const TrainReport& report);
 Json to_json(const EvalReport& report);
 
-// training.svg from metrics.jsonl: loss (train and validation), learning rate, gradient norm, memory.
+// training.svg from metrics.jsonl: loss (train and validation), learning rate, gradient norm, memory; of pairs
+// margin, accuracy and log-probabilities of both answers.
 void write_plot(const std::string& metrics_path, const std::string& svg_path);
 
 // Memory of this process as the operating system counts it.

@@ -15,21 +15,20 @@
 #include "ops/adamw/adamw.h"
 #include "ops/common/copy.h"
 #include "train/checkpoint.h"
+#include "train/lambda_controller.h"
+#include "train/largest_shapes.h"
 #include "train/lr_schedule.h"
+#include "train/objective_config.h"
+#include "train/run_state.h"
 #include "train/verify_adapter.h"
 
 namespace sluice {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
 
 // What the process takes in its first steps besides the arenas, after planning has generated the kernels: oneDNN's memory objects, buffers
 // of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
@@ -41,40 +40,8 @@ std::string file_of(const std::string& data, const char* name) {
 
 }  // namespace
 
-// What lives from the first step to the last.
-struct Run::State {
-  State(int64_t parameters, int64_t step_bytes, ThreadPool& pool)
-      : resident(Arena::allocate(Device::cpu(),
-                                 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
-        arena(Arena::allocate(Device::cpu(), step_bytes)),
-        ctx{.arena = arena, .pool = pool},
-        p(resident.tensor(DType::f32, {parameters})),
-        g(resident.tensor(DType::f32, {parameters})),
-        m(resident.tensor(DType::f32, {parameters})),
-        v(resident.tensor(DType::f32, {parameters})) {}
-
-  std::string parameter_hash() const {
-    return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel()))));
-  }
-
-  Arena resident, arena;
-  Context ctx;
-  Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
-  Adapter adapter, grads;
-  TrainState now;
-  std::unique_ptr<MetricsFile> metrics;
-  LrSchedule lr;
-  std::string start_hash;  // of the parameters before the first step
-  // since the last report
-  double loss_sum = 0, grad_norm = 0;
-  int64_t loss_tokens = 0, run_tokens = 0, steps = 0;
-  Clock::time_point since = Clock::now();
-  RunResult result;
-  int64_t saved_step = -1;
-  int64_t peak_anonymous = 0;
-};
-
-Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progress_(progress) {
+Run::Run(const TrainConfig& config, Progress& progress)
+    : config_(config), progress_(progress), objective_(objective_of(config)) {
   const std::vector<std::string> problems = sluice::validate(config);
   check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
   check(config.device == "cpu", ErrorCode::bad_config, "device cuda cannot train yet; use device: cpu");
@@ -86,6 +53,7 @@ Run::Run(const TrainConfig& config, Progress& progress) : config_(config), progr
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
   load_data();
   layout_ = AdapterLayout(model_->config, adapter_spec(config_));
+  if (objective_.needs_reference()) policy_.emplace(*model_, config_.reference_adapter);
   find_lengths();
   plan_memory();
 }
@@ -96,31 +64,26 @@ void Run::load_data() {
   progress_.phase("reading " + config_.data);
   const DatasetOptions options{
       .max_seq_length = config_.max_seq_length, .truncate = config_.truncate, .mask_prompt = config_.mask_prompt};
-  Dataset train = read_dataset(file_of(config_.data, "train.jsonl"), *text_, options);
-  progress_.note(train.report.summary());
+  DataReport report;
+  train_rows_ = RunRows::read(file_of(config_.data, "train.jsonl"), *text_, options, objective_, &report);
+  progress_.note(report.summary());
   fs::create_directories(config_.adapter_path);
-  Json report = {{"train", train.report.json()}};
-  train_rows_ = std::move(train.samples);
+  Json reports = {{"train", report.json()}};
   const std::string valid = file_of(config_.data, "valid.jsonl");
   if (fs::is_directory(config_.data) && fs::exists(valid)) {
-    Dataset rows = read_dataset(valid, *text_, options);
-    report["valid"] = rows.report.json();
-    valid_rows_ = std::move(rows.samples);
+    valid_rows_ = RunRows::read(valid, *text_, options, objective_, &report);
+    reports["valid"] = report.json();
   }
-  check(static_cast<int64_t>(train_rows_.size()) >= config_.batch_size, ErrorCode::bad_config,
+  check(train_rows_.size() >= config_.batch_size, ErrorCode::bad_config,
         fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size",
                     config_.data, train_rows_.size(), config_.batch_size));
-  for (const std::vector<Sample>* rows : {&train_rows_, &valid_rows_}) {
-    for (const Sample& sample : *rows) {
-      for (int32_t id : sample.ids) {
-        check(id >= 0 && id < model_->config.vocab_size, ErrorCode::bad_file,
-              fmt::format("row {}: token {} is outside the model's vocabulary of {}; tokenizer and weights do not "
-                          "belong together",
-                          sample.row, id, model_->config.vocab_size));
-      }
-    }
-  }
-  atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), report.dump(2) + "\n");
+  check(!valid_rows_.empty() || (best_metric(config_) == "eval_loss" && config_.orpo_lambda_mode == "static"),
+        ErrorCode::bad_config,
+        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model and orpo_lambda_mode: adaptive need",
+                    config_.data));
+  train_rows_.check_vocabulary(model_->config.vocab_size);
+  valid_rows_.check_vocabulary(model_->config.vocab_size);
+  atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), reports.dump(2) + "\n");
 }
 
 AdapterSpec adapter_spec(const TrainConfig& config) {
@@ -162,66 +125,56 @@ void Run::find_lengths() {
   total_steps_ = (total_microbatches_ + config_.grad_accumulation_steps - 1) / config_.grad_accumulation_steps;
 }
 
-Batch Run::microbatch(int64_t index) const {
-  std::vector<const Sample*> rows;
-  const Order order(static_cast<uint64_t>(config_.seed), static_cast<int64_t>(train_rows_.size()), config_.shuffle);
-  for (int64_t i = 0; i < config_.batch_size; ++i) {
-    rows.push_back(&train_rows_[static_cast<size_t>(order.row_at(index * config_.batch_size + i))]);
-  }
-  return pack(rows);
+std::vector<int64_t> Run::rows_of(int64_t index) const {
+  const Order order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < config_.batch_size; ++i) rows.push_back(order.row_at(index * config_.batch_size + i));
+  return rows;
 }
 
-const Sample& Run::first_row() const {
-  const Order order(static_cast<uint64_t>(config_.seed), static_cast<int64_t>(train_rows_.size()), config_.shuffle);
-  return train_rows_[static_cast<size_t>(order.row_at(0))];
-}
-
-int64_t Run::tokens_in_step(int64_t step) const {
-  int64_t tokens = 0;
+int64_t Run::count_in_step(int64_t step) const {
   const int64_t begin = step * config_.grad_accumulation_steps;
-  for (int64_t i = begin; i < std::min(begin + config_.grad_accumulation_steps, total_microbatches_); ++i) {
-    tokens += static_cast<int64_t>(microbatch(i).targets.size());
-  }
+  const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
+  if (objective_.kind != ObjectiveKind::sft) return (end - begin) * config_.batch_size;
+  int64_t tokens = 0;
+  for (int64_t i = begin; i < end; ++i) tokens += train_rows_.pack(rows_of(i)).tokens.num_targets();
   return tokens;
 }
 
 PlanRequest Run::plan_request() const {
   PlanRequest request{.model = *model_, .layout = layout_, .train = train_shapes_, .validation = valid_shapes_};
   set_machine(request, config_, pool_->num_threads());
+  if (policy_) {
+    request.reference = policy_->layout();
+    request.process_bytes = [of_process = request.process_bytes, bytes = policy_->bytes()] {
+      return of_process() + bytes;
+    };
+  }
   return request;
 }
 
 std::vector<Plan> Run::candidates() const { return candidate_plans(plan_request()); }
 
-namespace {
-
-// The batches that no other exceeds in both tokens and targets: the others need less.
-class LargestShapes {
- public:
-  void add(const Batch& batch) {
-    const int64_t tokens = batch.spans.num_tokens(), targets = static_cast<int64_t>(batch.targets.size());
-    for (const BatchShape& s : shapes_) {
-      if (s.spans.num_tokens() >= tokens && s.num_targets >= targets) return;
-    }
-    std::erase_if(shapes_,
-                  [&](const BatchShape& s) { return s.spans.num_tokens() <= tokens && s.num_targets <= targets; });
-    shapes_.push_back({batch.spans, targets});
-  }
-  std::vector<BatchShape> take() { return std::move(shapes_); }
-
- private:
-  std::vector<BatchShape> shapes_;
-};
-
-}  // namespace
-
 void Run::plan_memory() {
   progress_.phase("planning memory");
-  LargestShapes largest, largest_valid;
-  for (int64_t i = 0; i < total_microbatches_; ++i) largest.add(microbatch(i));
+  LargestShapes largest, forward;  // forward: what runs without a backward
+  for (int64_t i = 0; i < total_microbatches_; ++i) {
+    const std::vector<int64_t> rows = rows_of(i);
+    largest.add(train_rows_.pack(rows).tokens);
+    if (objective_.kind == ObjectiveKind::kto) forward.add(train_rows_.pack_mismatched(rows).tokens);
+    for (int64_t row : rows) {
+      if (!policy_) break;
+      for (const PreferenceBatch& batch : train_rows_.reference_batches(row)) forward.add(batch.tokens);
+    }
+  }
+  for (int64_t row = 0; row < valid_rows_.size(); ++row) {
+    forward.add(valid_rows_.pack({row}).tokens);
+    if (!policy_) continue;
+    for (const PreferenceBatch& batch : valid_rows_.reference_batches(row)) forward.add(batch.tokens);
+  }
+  forward.add(pack({&train_rows_.sequence(rows_of(0).front())}));  // the check of the saved adapter
   train_shapes_ = largest.take();
-  for (const Sample& sample : valid_rows_) largest_valid.add(pack({&sample}));
-  valid_shapes_ = largest_valid.take();
+  valid_shapes_ = forward.take();
   plan_ = make_plan(plan_request());
   progress_.note(plan_table(plan_));
 }
@@ -229,16 +182,16 @@ void Run::plan_memory() {
 std::string Run::identity() const {
   // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
   Json what = sluice::to_json(config_);
-  for (const char* free :
-       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows",
-        "steps_per_report", "steps_per_eval", "val_batches", "save_every", "save_total_limit"}) {
+  for (const char* free : {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head",
+                           "head_rows", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
     what.erase(free);
   }
+  const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
+  if (!steered) what.erase("steps_per_eval"), what.erase("val_batches");
   std::string bytes = what.dump();
-  for (const Sample& sample : train_rows_) {
-    bytes.append(reinterpret_cast<const char*>(sample.ids.data()), sample.ids.size() * sizeof(int32_t));
-    bytes.append(reinterpret_cast<const char*>(sample.supervised.data()), sample.supervised.size());
-  }
+  if (policy_) bytes += policy_->key();
+  train_rows_.append_to(bytes);
+  if (steered) valid_rows_.append_to(bytes);
   return sha256(std::as_bytes(std::span(bytes)));
 }
 
@@ -275,12 +228,15 @@ void Run::start() {
           .end = config_.lr_end,
           .warmup = config_.warmup,
           .total = total_steps_};
+  s.lambda = LambdaController(
+      {.start = objective_.orpo_lambda, .max = config_.orpo_lambda_max, .patience = config_.orpo_lambda_patience});
   initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), s.p.as<float>());
   s.start_hash = s.parameter_hash();
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
   const bool resumed = try_resume();
   const fs::path out(config_.adapter_path);
   prune_checkpoints(config_.adapter_path, 0);
+  find_reference();
   s.metrics = std::make_unique<MetricsFile>((out / "metrics.jsonl").string(), resumed ? s.now.step : -1);
   atomic_write_file((out / "config.resolved.yaml").string(), to_yaml(config_));
   atomic_write_file((out / "plan.json").string(), plan_json(plan_).dump(2) + "\n");
@@ -306,80 +262,35 @@ bool Run::try_resume() {
   load_checkpoint(*found, layout_, model_->config, s.p.as<float>(), s.m.as<float>(), s.v.as<float>());
   s.now = found->state;
   s.saved_step = s.now.step;
+  if (config_.orpo_lambda_mode == "adaptive") {
+    s.lambda.restore(s.now.lambda);
+    objective_.orpo_lambda = s.lambda.state().lambda;
+  }
   progress_.note(fmt::format("resumed from {} after step {}", found->folder, s.now.step));
   return true;
 }
 
-void Run::validate() {
-  if (valid_rows_.empty()) return;
-  State& s = *state_;
-  const Clock::time_point begin = Clock::now();
-  const int64_t count = config_.val_batches < 0
-                            ? static_cast<int64_t>(valid_rows_.size())
-                            : std::min<int64_t>(config_.val_batches, static_cast<int64_t>(valid_rows_.size()));
-  double sum = 0;
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const Batch batch = pack({&valid_rows_[static_cast<size_t>(i)]});
-    const std::vector<float> logps =
-        forward_logps(s.ctx, *model_, s.adapter,
-                      {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
-                      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
-    for (float logp : logps) sum -= static_cast<double>(logp);
-    tokens += static_cast<int64_t>(logps.size());
-  }
-  const EvalReport report{.step = s.now.step,
-                          .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)),
-                          .seconds = seconds_since(begin),
-                          .tokens = tokens};
-  progress_.eval(report);
-  s.metrics->write(to_json(report));
-  if (!s.now.have_eval) s.result.first_eval_loss = report.loss;
-  s.now.have_eval = true;
-  s.now.last_eval_loss = s.result.last_eval_loss = report.loss;
-  s.since += Clock::now() - begin;  // validation is no training time
-}
-
-double Run::run_microbatch(int64_t index, double tokens_in_step) {
-  State& s = *state_;
-  const Batch batch = microbatch(index);
-  const DropoutKey dropout{.p = static_cast<float>(config_.dropout),
-                           .seed = static_cast<uint64_t>(config_.seed),
-                           .step = static_cast<uint64_t>(s.now.step),
-                           .microbatch = static_cast<uint64_t>(index)};
-  const double loss =
-      forward_backward(s.ctx, *model_, s.adapter, s.grads,
-                       {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
-                       {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout},
-                       [&](std::span<const float> logp, std::span<float> dlogp) {
-                         double sum = 0;
-                         for (float value : logp) sum -= static_cast<double>(value);
-                         std::fill(dlogp.begin(), dlogp.end(), static_cast<float>(-1 / tokens_in_step));
-                         return sum;
-                       });
-  s.loss_tokens += static_cast<int64_t>(batch.targets.size());
-  s.run_tokens += batch.spans.num_tokens();
-  s.now.trained_tokens += static_cast<int64_t>(batch.targets.size());
-  return loss;
-}
-
 void Run::step() {
   State& s = *state_;
-  const int64_t tokens = tokens_in_step(s.now.step);
+  const int64_t count = count_in_step(s.now.step);
   const int64_t begin = s.now.step * config_.grad_accumulation_steps;
   const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
   zero(s.ctx, {.tensor = s.g});
+  double kl = 0;
+  for (int64_t i = begin; i < end && objective_.kind == ObjectiveKind::kto; ++i)
+    kl += kl_sum(train_rows_, rows_of(i), reference_.train);
+  kl = std::max(kl / static_cast<double>(std::max<int64_t>(count, 1)), 0.0);
   for (int64_t i = begin; i < end; ++i) {
     progress_.tick(s.now.step, total_steps_, i - begin, end - begin);
-    s.loss_sum += run_microbatch(i, static_cast<double>(tokens));
+    s.loss_sum += run_microbatch(i, static_cast<double>(count), kl);
   }
   s.now.microbatches = end;
-  update(tokens);
+  update(count);
 }
 
-void Run::update(int64_t tokens) {
+void Run::update(int64_t count) {
   State& s = *state_;
-  check(tokens > 0, ErrorCode::bug, "a step without supervised tokens");
+  check(count > 0, ErrorCode::bug, "a step without supervised tokens");
   double squares[2] = {0, 0};
   sum_of_squares(s.ctx, {.g = s.g, .result = squares});
   if (squares[1] > 0 || !std::isfinite(squares[0])) {
@@ -408,11 +319,11 @@ void Run::report() {
   State& s = *state_;
   const double seconds = seconds_since(s.since);
   s.peak_anonymous = std::max(s.peak_anonymous, process_memory().anonymous_bytes);
-  const TrainReport report{
+  TrainReport report{
       .step = s.now.step,
       .total_steps = total_steps_,
       .epoch = static_cast<double>(s.now.microbatches * config_.batch_size) / static_cast<double>(train_rows_.size()),
-      .loss = s.loss_sum / static_cast<double>(s.loss_tokens),
+      .loss = s.loss_sum / static_cast<double>(s.loss_count),
       .learning_rate = s.lr.at(s.now.step - 1),
       .grad_norm = s.grad_norm,
       .steps_per_second = static_cast<double>(s.steps) / seconds,
@@ -420,20 +331,27 @@ void Run::report() {
       .trained_tokens = s.now.trained_tokens,
       .peak_bytes = s.peak_anonymous};
   if (!std::isfinite(report.loss)) fail("the loss is not finite; lower learning_rate");
+  if (s.pairs.pairs > 0) {
+    report.objective = s.pairs.json(objective_);
+    if (config_.orpo_lambda_mode == "adaptive") report.objective["orpo_lambda"] = objective_.orpo_lambda;
+    warn_of_displacement();
+  }
   progress_.train(report);
   s.metrics->write(to_json(report));
   s.result.train_loss = report.loss;
   s.loss_sum = 0;
-  s.loss_tokens = s.run_tokens = s.steps = 0;
+  s.loss_count = s.run_tokens = s.steps = 0;
+  s.pairs = {};
   s.since = Clock::now();
 }
 
 void Run::save() {
   State& s = *state_;
   if (s.saved_step == s.now.step) return;
-  // The lower the better; without validation the training loss decides.
-  const double metric = s.now.have_eval ? s.now.last_eval_loss : s.result.train_loss;
-  const bool best = s.now.best_step < 0 || metric < s.now.best_metric;
+  // Without validation the training loss decides.
+  const double metric = s.now.have_eval ? s.now.last_metric : s.result.train_loss;
+  const bool better = greater_is_better(config_) ? metric > s.now.best_metric : metric < s.now.best_metric;
+  const bool best = s.now.best_step < 0 || better;
   if (best) {
     s.now.best_metric = metric;
     s.now.best_step = s.now.step;
@@ -457,7 +375,8 @@ void Run::finish() {
   if (s.parameter_hash() == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
   if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path))
     s.result.adapter_folder = last->folder;
-  verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, s.g, first_row(),
+  verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, s.g,
+                       train_rows_.sequence(rows_of(0).front()),
                        {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
   const fs::path out(config_.adapter_path);
   write_plot((out / "metrics.jsonl").string(), (out / "training.svg").string());
@@ -487,7 +406,7 @@ RunResult Run::train() {
     if (last || s.now.step == 1 || s.now.step % config_.steps_per_report == 0) report();
     if (last || (config_.steps_per_eval > 0 && s.now.step % config_.steps_per_eval == 0)) validate();
     if (last || interrupted != 0 || (config_.save_every > 0 && s.now.step % config_.save_every == 0)) {
-      if (s.loss_tokens > 0) report();
+      if (s.loss_count > 0) report();
       save();
       s.since = Clock::now();
     }

@@ -3,22 +3,25 @@
 //   ConsoleProgress progress;
 //   RunResult result = train(read_config("config.yaml", {}), progress);
 //
-// What it leaves in adapter_path: config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best. A run
+// What it leaves in adapter_path: config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best, and
+// with a reference policy reference_logps.safetensors. A run
 // that is killed at any moment and started again with `resume: true` ends with the same bytes. Throws Error: bad_config and bad_file before the
 // first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, the gradient is zero, or the
 // adapter has not changed, after which the checkpoints that were saved are whole.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "data/batch.h"
-#include "data/dataset.h"
 #include "data/model_text.h"
 #include "model/model.h"
 #include "train/config.h"
+#include "train/objective.h"
 #include "train/plan.h"
 #include "train/progress.h"
+#include "train/reference.h"
+#include "train/run_rows.h"
 
 namespace sluice {
 
@@ -59,14 +62,19 @@ class Run {
   bool try_resume();
   void validate();
   void step();
-  double run_microbatch(int64_t index, double tokens_in_step);
-  void update(int64_t tokens);
+  double run_microbatch(int64_t index, double count, double kl);
+  void update(int64_t count);
   void report();
   void save();
   void finish();
-  Batch microbatch(int64_t index) const;
-  const Sample& first_row() const;
-  int64_t tokens_in_step(int64_t step) const;
+  std::vector<int64_t> rows_of(int64_t index) const;  // of a microbatch
+  int64_t count_in_step(int64_t step) const;          // what the loss is a mean over: supervised tokens (sft), or rows
+  void find_reference();
+  std::vector<PairReference> reference_of(const std::vector<PairReference>& all,
+                                          const std::vector<int64_t>& rows) const;
+  double kl_sum(const RunRows& rows, const std::vector<int64_t>& picked, const std::vector<PairReference>& reference);
+  void after_validation(const PreferenceMetrics& metrics);
+  void warn_of_displacement();
   std::string identity() const;
   [[noreturn]] void fail(const std::string& what);
 
@@ -74,7 +82,10 @@ class Run {
   Progress& progress_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<ModelText> text_;
-  std::vector<Sample> train_rows_, valid_rows_;
+  Objective objective_;
+  RunRows train_rows_, valid_rows_;
+  std::optional<ReferencePolicy> policy_;  // where the objective needs one
+  ReferenceLogps reference_;
   AdapterLayout layout_;
   int64_t total_microbatches_ = 0, total_steps_ = 0;
   std::unique_ptr<ThreadPool> pool_;

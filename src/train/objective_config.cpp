@@ -1,0 +1,100 @@
+#include "train/objective_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sluice {
+
+Objective objective_of(const TrainConfig& config) {
+  using K = ObjectiveKind;
+  Objective o{.label_smoothing = config.label_smoothing,
+              .reference_free = config.reference_free,
+              .orpo_lambda = config.orpo_lambda,
+              .simpo_gamma = config.simpo_gamma,
+              .sft_scope = config.sft_scope == "full" ? SftScope::full : SftScope::response,
+              .desirable_weight = config.desirable_weight,
+              .undesirable_weight = config.undesirable_weight};
+  for (const auto& [name, kind] : {std::pair{"dpo", K::dpo},
+                                   {"orpo", K::orpo},
+                                   {"simpo", K::simpo},
+                                   {"slic", K::slic},
+                                   {"cpo", K::cpo},
+                                   {"kto", K::kto}}) {
+    if (config.objective == name) o.kind = kind;
+  }
+  for (const auto& [name, loss] : {std::pair{"robust", DpoLoss::robust},
+                                   {"hinge", DpoLoss::hinge},
+                                   {"ipo_sum", DpoLoss::ipo_sum},
+                                   {"ipo_mean", DpoLoss::ipo_mean}}) {
+    if (config.loss_type == name) o.dpo_loss = loss;
+  }
+  o.beta = config.beta > 0 ? config.beta : o.kind == K::simpo ? 2.0 : 0.1;
+  if (o.kind == K::orpo && config.beta > 0) o.orpo_lambda = config.beta;  // TRL's name for it
+  return o;
+}
+
+std::vector<std::string> objective_problems(const TrainConfig& config) {
+  const TrainConfig defaults;
+  const auto is = [&](const char* name) { return config.objective == name; };
+  std::vector<std::string> problems;
+  const auto unread = [&](bool set, bool read, const char* name, const char* reader) {
+    if (!set || read) return;
+    problems.push_back(
+        fmt::format("{} is given, which objective {} does not read; it belongs to {}", name, config.objective, reader));
+  };
+  const bool smoothed = config.loss_type == "sigmoid" || config.loss_type == "robust";
+  unread(config.beta > 0, !is("sft"), "beta", "the other objectives");
+  if (is("orpo") && config.beta > 0 && config.orpo_lambda != defaults.orpo_lambda)
+    problems.emplace_back("beta and orpo_lambda are both given; in orpo they are the same, give one");
+  unread(config.loss_type != defaults.loss_type, is("dpo"), "loss_type", "dpo");
+  unread(config.reference_free, is("dpo"), "reference_free", "dpo");
+  unread(config.label_smoothing > 0, is("dpo") && smoothed, "label_smoothing", "dpo with loss_type sigmoid or robust");
+  unread(config.orpo_lambda != defaults.orpo_lambda, is("orpo"), "orpo_lambda", "orpo");
+  unread(config.orpo_lambda_mode != defaults.orpo_lambda_mode, is("orpo"), "orpo_lambda: adaptive", "orpo");
+  unread(config.sft_scope != defaults.sft_scope, is("orpo") || is("cpo"), "sft_scope", "orpo and cpo");
+  unread(config.simpo_gamma != defaults.simpo_gamma, is("simpo"), "simpo_gamma", "simpo");
+  unread(config.desirable_weight != 1, is("kto"), "desirable_weight", "kto");
+  unread(config.undesirable_weight != 1, is("kto"), "undesirable_weight", "kto");
+  unread(!config.reference_adapter.empty(), (is("dpo") && !config.reference_free) || is("kto"), "reference_adapter",
+         "dpo and kto");
+  unread(!config.mask_prompt, is("sft"), "mask_prompt: false", "sft; orpo and cpo have sft_scope: full");
+  if (is("kto") && config.batch_size * config.grad_accumulation_steps < 2)
+    problems.emplace_back(
+        "kto measures its KL term over the rows of a step, and a step has one row; set batch_size or "
+        "grad_accumulation_steps to 2 or more");
+  if (config.orpo_lambda_mode == "adaptive" &&
+      (objective_of(config).orpo_lambda <= 0 || objective_of(config).orpo_lambda > config.orpo_lambda_max ||
+       config.steps_per_eval <= 0))
+    problems.emplace_back(
+        "orpo_lambda_mode: adaptive changes orpo_lambda after validations, between 0 and orpo_lambda_max; set "
+        "orpo_lambda in that range and steps_per_eval above 0");
+  const std::vector<std::string> known = eval_metrics(objective_of(config));
+  if (std::find(known.begin(), known.end(), best_metric(config)) == known.end()) {
+    problems.push_back(fmt::format("metric_for_best_model is '{}'; with objective {} it may be {}",
+                                   config.metric_for_best_model, config.objective, fmt::join(known, ", ")));
+  }
+  return problems;
+}
+
+std::vector<std::string> eval_metrics(const Objective& objective) {
+  std::vector<std::string> names = {"eval_loss"};
+  if (objective.kind == ObjectiveKind::sft) return names;
+  PreferenceMetrics any;
+  any.pairs = any.with_chosen = any.with_rejected = 1;
+  const Json metrics = any.json(objective, "eval_");
+  for (const auto& [name, value] : metrics.items()) names.push_back(name);
+  return names;
+}
+
+std::string best_metric(const TrainConfig& config) {
+  const std::string& name = config.metric_for_best_model;
+  return name.empty() ? "eval_loss" : name.starts_with("eval_") ? name : "eval_" + name;
+}
+
+bool greater_is_better(const TrainConfig& config) {
+  if (config.greater_is_better != "auto") return config.greater_is_better == "true";
+  return !best_metric(config).ends_with("loss");
+}
+
+}  // namespace sluice

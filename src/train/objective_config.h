@@ -1,0 +1,24 @@
+// From settings to an objective, and what in them contradicts it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+#include "train/objective.h"
+
+namespace sluice {
+
+Objective objective_of(const TrainConfig& config);
+
+// Settings that the objective would not read, or that contradict each other. For validate().
+std::vector<std::string> objective_problems(const TrainConfig& config);
+
+// Keys of a validation's line in metrics.jsonl that `metric_for_best_model` may name, "eval_loss" first.
+std::vector<std::string> eval_metrics(const Objective& objective);
+// The setting with "eval_" in front. Empty: eval_loss.
+std::string best_metric(const TrainConfig& config);
+// greater_is_better; auto: as Hugging Face, unless the name ends in "loss".
+bool greater_is_better(const TrainConfig& config);
+
+}  // namespace sluice

@@ -1,0 +1,134 @@
+#include "train/reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "io/hash.h"
+
+namespace sluice {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* file_name = "reference_logps.safetensors";
+
+std::string hash_of(const std::string& bytes) { return sha256(std::as_bytes(std::span(bytes))); }
+
+void append_sample(const Weight& w, std::string& bytes) {
+  if (w.empty()) return;
+  bytes += fmt::format("{} {} {};", to_string(w.format), w.rows, w.cols);
+  const int64_t size = w.rows * w.row_bytes(), part = std::min<int64_t>(size, 4096);
+  for (int64_t begin : {int64_t{0}, (size - part) / 2, size - part})
+    bytes.append(reinterpret_cast<const char*>(w.data) + begin, static_cast<size_t>(part));
+}
+
+std::string key_of_base(const Model& model) {
+  std::string bytes = model.source->config().dump();
+  for (const Weight* w : {&model.embedding, &model.head, &model.input_table, &model.input_projection})
+    append_sample(*w, bytes);
+  for (const DecoderLayer& l : model.layers) {
+    for (const LoraLinear* linear :
+         {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection})
+      append_sample(linear->weight, bytes);
+  }
+  return hash_of(bytes);
+}
+
+std::string key_of_adapter(const LoadedAdapter& adapter) {
+  std::string bytes;
+  for (const AdapterLayout::Entry& e : adapter.layout.entries())
+    bytes += fmt::format("{} {} {};", module_name(e.layer, e.module), e.rank, e.scale);
+  bytes.append(reinterpret_cast<const char*>(adapter.flat.data()), adapter.flat.size() * sizeof(float));
+  return hash_of(bytes);
+}
+
+}  // namespace
+
+ReferencePolicy::ReferencePolicy(const Model& model, const std::string& adapter_folder)
+    : model_(model), key_(key_of_base(model)), identity_(model.source->path() + " without an adapter") {
+  if (adapter_folder.empty()) return;
+  try {
+    adapter_ = load_adapter(adapter_folder, model.config);
+  } catch (Error& e) {
+    throw e.while_doing("reference_adapter");
+  }
+  const std::string hash = key_of_adapter(*adapter_);
+  key_ += hash;
+  identity_ = fmt::format("{} with the adapter {} ({})", model.source->path(), adapter_folder, hash.substr(0, 16));
+}
+
+void ReferencePolicy::forget() {
+  if (adapter_) std::vector<float>().swap(adapter_->flat);
+}
+
+std::vector<PairReference> ReferencePolicy::logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,
+                                                  const StepSettings& settings) {
+  Adapter adapter;
+  if (adapter_) {
+    adapter = Adapter(
+        adapter_->layout,
+        {.data = adapter_->flat.data(), .dtype = DType::f32, .shape = {static_cast<int64_t>(adapter_->flat.size())}});
+  }
+  std::vector<PairReference> references(static_cast<size_t>(rows.size()));
+  for (int64_t row = 0; row < rows.size(); ++row) {
+    if (!wanted[static_cast<size_t>(row)]) continue;
+    PairReference& reference = references[static_cast<size_t>(row)];
+    const std::vector<PreferenceBatch> batches = rows.reference_batches(row);
+    for (size_t b = 0; b < batches.size(); ++b) {
+      const std::vector<float> logp = forward_logps(ctx, model_, adapter, step_batch(batches[b].tokens), settings);
+      for (size_t m = 0; m < logp.size(); ++m) {
+        const bool chosen = batches.size() == 2 ? b == 0 : batches[b].labels[m].part == Part::chosen;
+        if (batches[b].labels[m].part == Part::prompt) continue;
+        (chosen ? reference.chosen : reference.rejected) += static_cast<double>(logp[m]);
+      }
+    }
+  }
+  return references;
+}
+
+std::string ReferenceLogps::hash() const {
+  std::string bytes;
+  for (const std::vector<PairReference>* part : {&train, &valid})
+    bytes.append(reinterpret_cast<const char*>(part->data()), part->size() * sizeof(PairReference));
+  return hash_of(bytes);
+}
+
+std::optional<ReferenceLogps> load_reference(const std::string& out, const std::string& key) {
+  const std::string path = (fs::path(out) / file_name).string();
+  if (!fs::exists(path)) return std::nullopt;
+  try {
+    const SafetensorsFile file(path);
+    const auto& metadata = file.metadata();
+    const auto has = [&](const char* name, const std::string& value) {
+      return std::find(metadata.begin(), metadata.end(), std::pair<std::string, std::string>(name, value)) !=
+             metadata.end();
+    };
+    if (!has("key", key)) return std::nullopt;
+    ReferenceLogps logps;
+    for (const auto& [name, into] : {std::pair{"train", &logps.train}, std::pair{"valid", &logps.valid}}) {
+      const StoredTensor* tensor = file.find(name);
+      if (tensor == nullptr || tensor->dtype != "F64") return std::nullopt;
+      into->resize(static_cast<size_t>(tensor->numel() / 2));
+      if (!into->empty()) std::memcpy(into->data(), tensor->data.data(), tensor->data.size());
+    }
+    if (!has("sha256", logps.hash())) return std::nullopt;
+    return logps;
+  } catch (const Error&) {
+    return std::nullopt;  // damaged: made again
+  }
+}
+
+void save_reference(const std::string& out, const std::string& key, const ReferenceLogps& logps) {
+  static_assert(sizeof(PairReference) == 2 * sizeof(double));
+  const auto tensor = [](const char* name, const std::vector<PairReference>& sums) {
+    return TensorToWrite{name, "F64", {static_cast<int64_t>(sums.size()), 2}, std::as_bytes(std::span(sums))};
+  };
+  write_safetensors((fs::path(out) / file_name).string(), {tensor("train", logps.train), tensor("valid", logps.valid)},
+                    {{"key", key}, {"sha256", logps.hash()}});
+}
+
+}  // namespace sluice

@@ -1,0 +1,58 @@
+// What a run holds from its first step to its last; for the files of Run alone.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "io/hash.h"
+#include "train/checkpoint.h"
+#include "train/lambda_controller.h"
+#include "train/lr_schedule.h"
+#include "train/trainer.h"
+
+namespace sluice {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+inline DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
+
+struct Run::State {
+  State(int64_t parameters, int64_t step_bytes, ThreadPool& pool)
+      : resident(Arena::allocate(Device::cpu(),
+                                 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
+        arena(Arena::allocate(Device::cpu(), step_bytes)),
+        ctx{.arena = arena, .pool = pool},
+        p(resident.tensor(DType::f32, {parameters})),
+        g(resident.tensor(DType::f32, {parameters})),
+        m(resident.tensor(DType::f32, {parameters})),
+        v(resident.tensor(DType::f32, {parameters})) {}
+
+  std::string parameter_hash() const {
+    return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel()))));
+  }
+
+  Arena resident, arena;
+  Context ctx;
+  Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
+  Adapter adapter, grads;
+  TrainState now;
+  std::unique_ptr<MetricsFile> metrics;
+  LrSchedule lr;
+  LambdaController lambda;
+  std::string start_hash;  // of the parameters before the first step
+  // since the last report
+  double loss_sum = 0, grad_norm = 0;
+  int64_t loss_count = 0, run_tokens = 0, steps = 0;  // loss_count: supervised tokens (sft), or rows
+  PreferenceMetrics pairs;
+  bool warned = false;
+  Clock::time_point since = Clock::now();
+  RunResult result;
+  int64_t saved_step = -1;
+  int64_t peak_anonymous = 0;
+};
+
+}  // namespace sluice

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "io/row_access.h"
 #include "model/registry.h"
 #include "ops/common/copy.h"
 #include "ops/quant/quant.h"
@@ -47,6 +48,7 @@ class Loader {
         weight(gguf_ ? "token_embd.weight" : recipe_.prefix + "embed_tokens.weight", m.vocab_size, m.hidden_size);
     model_.head = m.tied_head ? model_.embedding
                               : weight(gguf_ ? "output.weight" : "lm_head.weight", m.vocab_size, m.hidden_size);
+    if (!m.tied_head) read_by_row(model_.embedding);
     model_.final_norm = vector(gguf_ ? "output_norm.weight" : recipe_.prefix + "norm.weight", m.hidden_size);
     for (int64_t l = 0; l < m.num_layers; ++l) model_.layers.push_back(layer(l));
     const int64_t P = m.per_layer_input_size;
@@ -56,6 +58,7 @@ class Loader {
     model_.input_table =
         weight(gguf_ ? "per_layer_token_embd.weight" : recipe_.prefix + "embed_tokens_per_layer.weight", table.rows,
                m.num_layers * P);
+    read_by_row(model_.input_table);
     model_.input_projection =
         weight(gguf_ ? "per_layer_model_proj.weight" : recipe_.prefix + "per_layer_model_projection.weight",
                m.num_layers * P, m.hidden_size);

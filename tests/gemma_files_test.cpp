@@ -141,6 +141,7 @@ TEST_CASE("FieldL15_none: a window of null or 0 is no window, in Gemma and in Mi
     for (const Json& none : {Json(nullptr), Json(0)}) {
       const ChangedFolder folder(name, {{"sliding_window", none}});
       m.model = load_model(folder.path());
+      for (const DecoderLayer& l : m.model->layers) CHECK(l.config.window == 0);
       CHECK(max_difference(m.logps(ctx, sample, false, DType::f32), exact) < fp32_logp);
     }
   }

@@ -6,13 +6,23 @@ namespace {
 
 bool is_operand(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
-int64_t check_adapter(const Weight& weight, const Tensor& lora_a, const Tensor& lora_b, const Dropout& dropout) {
-  SLUICE_ASSERT(lora_a.empty() == lora_b.empty());
-  if (lora_a.empty()) return 0;
-  const int64_t R = lora_a.shape[0];
-  SLUICE_ASSERT((lora_a.shape == Shape{R, weight.cols} && lora_a.dtype == DType::f32));
-  SLUICE_ASSERT((lora_b.shape == Shape{weight.rows, R} && lora_b.dtype == DType::f32));
-  SLUICE_ASSERT(dropout.p >= 0 && dropout.p < 1);
+template <class Args>
+int64_t check_adapter(const Args& args) {
+  const Weight& weight = args.weight;
+  const Tensor &a = args.lora_a, &b = args.lora_b, &magnitude = args.magnitude, &norm = args.norm;
+  SLUICE_ASSERT(a.empty() == b.empty() && magnitude.empty() == norm.empty());
+  if (a.empty()) {
+    SLUICE_ASSERT(magnitude.empty());
+    return 0;
+  }
+  const int64_t R = a.shape[0];
+  SLUICE_ASSERT((a.shape == Shape{R, weight.cols} && a.dtype == DType::f32));
+  SLUICE_ASSERT((b.shape == Shape{weight.rows, R} && b.dtype == DType::f32));
+  SLUICE_ASSERT(args.dropout.p >= 0 && args.dropout.p < 1);
+  if (!magnitude.empty()) {
+    SLUICE_ASSERT((magnitude.shape == Shape{weight.rows} && magnitude.dtype == DType::f32));
+    SLUICE_ASSERT((norm.shape == Shape{weight.rows} && norm.dtype == DType::f32));
+  }
   return R;
 }
 
@@ -25,7 +35,7 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   SLUICE_ASSERT((args.y.shape == Shape{N, w.rows} && args.y.dtype == args.x.dtype));
   SLUICE_ASSERT(args.residual.empty() || (args.residual.shape == args.y.shape && args.residual.dtype == args.y.dtype));
   SLUICE_ASSERT(args.bias.empty() || (args.bias.shape == Shape{w.rows} && args.bias.dtype == DType::f32));
-  check_adapter(w, args.lora_a, args.lora_b, args.dropout);
+  check_adapter(args);
   if (N == 0) return;
   SLUICE_DISPATCH(ctx, linear_forward, args);
 }
@@ -36,11 +46,13 @@ void linear_backward(Context& ctx, const LinearBackward& args) {
   SLUICE_ASSERT(is_operand(args.dy.dtype) && (args.dy.shape == Shape{N, w.rows}));
   SLUICE_ASSERT(args.dx.empty() ||
                 (args.dx.shape == Shape{N, w.cols} && (args.dx.dtype == DType::f32 || args.dx.dtype == args.dy.dtype)));
-  const int64_t R = check_adapter(w, args.lora_a, args.lora_b, args.dropout);
+  const int64_t R = check_adapter(args);
   if (R > 0) {
     SLUICE_ASSERT((args.x.shape == Shape{N, w.cols} && args.x.dtype == args.dy.dtype));
     SLUICE_ASSERT((args.dlora_a.shape == Shape{R, w.cols} && args.dlora_a.dtype == DType::f32));
     SLUICE_ASSERT((args.dlora_b.shape == Shape{w.rows, R} && args.dlora_b.dtype == DType::f32));
+    SLUICE_ASSERT(args.magnitude.empty() ||
+                  (args.dmagnitude.shape == Shape{w.rows} && args.dmagnitude.dtype == DType::f32));
   }
   if (N == 0) return;
   SLUICE_DISPATCH(ctx, linear_backward, args);

@@ -5,6 +5,13 @@
 // Hu et al. 2021, arXiv:2106.09685. Backward: docs/math/linear.md:
 //   dyb = scale * dy B       dA += dyb^T xd       dB += scale * dy^T xa       dx = dy W + mask(dyb A) / (1 - p)
 //
+// With a magnitude (DoRA: Liu et al. 2024, arXiv:2402.09353, as PEFT computes it; docs/math/dora.md), c = magnitude / norm for each output:
+//
+//   y = c * (x W^T + scale * xa B^T) + bias (+ residual)
+//   dy' = c * dy takes dy's place above     dmagnitude[o] += sum_n dy[n,o] (x W^T + scale * xa B^T)[n,o] / norm[o]
+//
+// where norm, the length of each row of W + scale B A (ops/dora/dora.h), is a constant of the backward.
+//
 // x, y, dy are bf16 or f32 (one dtype, the operands' dtype of every product); sums are float32; y is rounded once. W is in any
 // storage format and is dequantised panel-wise. Sums over tokens (dA, dB) run over chunks of `row_chunk` rows in order, so
 // tiles of a multiple of row_chunk give the same bits as the whole. A row's y and dx depend on no other row. Deterministic; the
@@ -31,6 +38,8 @@ struct LinearForward {
   Tensor bias;           // [out] f32, in       may be empty
   Tensor lora_a;         // [R, in] f32, in     empty: no adapter
   Tensor lora_b;         // [out, R] f32, in
+  Tensor magnitude;      // [out] f32, in       empty: no DoRA
+  Tensor norm;           // [out] f32, in       with magnitude
   float scale = 1;
   Dropout dropout;
   Tensor x;         // [N, in]
@@ -41,15 +50,16 @@ void linear_forward(Context& ctx, const LinearForward& args);
 
 struct LinearBackward {
   const Weight& weight;
-  Tensor lora_a, lora_b;  // as in the forward pass
+  Tensor lora_a, lora_b, magnitude, norm;  // as in the forward pass
   float scale = 1;
   Dropout dropout;
   Tensor x;   // [N, in]  in        not read without an adapter
   Tensor dy;  // [N, out] in
   Tensor dx;  // [N, in]  out, by `write`; may be empty; f32 or the dtype of dy
   Write write = Write::set;
-  Tensor dlora_a;  // [R, in] f32 sum    empty without an adapter
-  Tensor dlora_b;  // [out, R] f32 sum
+  Tensor dlora_a;     // [R, in] f32 sum    empty without an adapter
+  Tensor dlora_b;     // [out, R] f32 sum
+  Tensor dmagnitude;  // [out] f32 sum     with magnitude
 };
 void linear_backward(Context& ctx, const LinearBackward& args);
 

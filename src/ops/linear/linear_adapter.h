@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/rng.h"
+#include "ops/dora/dora.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_work.h"
 
@@ -23,6 +24,7 @@ struct Adapter {
   T* a = nullptr;           // [R, in]
   T* b = nullptr;           // [out, R]
   uint8_t* keep = nullptr;  // [N, in] 1 where dropout keeps, or null
+  float* ratio = nullptr;   // [out] magnitude / norm, or null
 
   template <class Args>
   Adapter(Arena& arena, const Args& args, int64_t N)
@@ -34,6 +36,7 @@ struct Adapter {
     a = arena.array<T>(R * in);
     b = arena.array<T>(out * R);
     if (args.dropout.p > 0) keep = arena.array<uint8_t>(N * in);
+    if (!args.magnitude.empty()) ratio = arena.array<float>(out);
   }
 };
 
@@ -98,7 +101,7 @@ void draw_row(const Dropout& d, int64_t in, int64_t row, uint8_t* keep) {
   }
 }
 
-// Fills a, b and keep.
+// Fills a, b, keep and ratio.
 template <class T, class Args>
 void prepare(Context& ctx, const Args& args, int64_t N, const Adapter<T>& ad) {
   const float* a = args.lora_a.template as<float>();
@@ -109,6 +112,8 @@ void prepare(Context& ctx, const Args& args, int64_t N, const Adapter<T>& ad) {
     const int64_t first = b_rows.begin(item - ad.R) * ad.R;
     convert(b_rows.size(item - ad.R) * ad.R, b + first, ad.b + first);
   });
+  for (int64_t o = 0; ad.ratio != nullptr && o < ad.out; ++o)
+    ad.ratio[o] = magnitude_ratio(args.magnitude.template as<float>()[o], args.norm.template as<float>()[o]);
   if (ad.keep == nullptr) return;
   const Cut rows{N, 16};
   ctx.pool.parallel_for(rows.count(), [&](int64_t item, int) {

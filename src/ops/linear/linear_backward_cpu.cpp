@@ -245,8 +245,78 @@ struct InputGradient {
   }
 };
 
+// What a magnitude adds: dmagnitude, from z = x W^T + scale * xa B^T formed again, and dy' = (magnitude / norm) * dy.
+template <class T>
+struct MagnitudeGradient {
+  const LinearBackward& args;
+  Cut rows, columns;
+  T* scaled;  // dy' [N, out]
+
+  MagnitudeGradient(Context& ctx, const LinearBackward& args_)
+      : args(args_),
+        rows{args.dy.shape[0], row_chunk},
+        columns{args.weight.rows, 128},
+        scaled(ctx.arena.array<T>(rows.total * columns.total)) {}
+
+  void run(Context& ctx) const {
+    ArenaScope scope(ctx.arena);
+    const int64_t N = rows.total, out = columns.total;
+    Tensor z = scope.tensor(dtype_of<T>::value, {N, out});
+    SLUICE_CPU::linear_forward(ctx, {.weight = args.weight,
+                                     .lora_a = args.lora_a,
+                                     .lora_b = args.lora_b,
+                                     .scale = args.scale,
+                                     .dropout = args.dropout,
+                                     .x = args.x,
+                                     .y = z});
+    if (ctx.counting()) return;
+    ctx.pool.parallel_for(columns.count(), [&](int64_t item, int) {
+      const int64_t first = columns.begin(item);
+      for (int64_t chunk = 0; chunk < rows.count(); ++chunk)
+        run_block(rows.begin(chunk), rows.size(chunk), first, columns.size(item), z.as<T>());
+    });
+  }
+
+ private:
+  void run_block(int64_t row, int64_t m, int64_t first, int64_t n, const T* z) const {
+    const float *magnitude = args.magnitude.as<float>() + first, *norm = args.norm.as<float>() + first;
+    float* sum = args.dmagnitude.as<float>() + first;
+    for (int64_t j = 0; j < n; j += lanes) {
+      const int64_t count = std::min<int64_t>(lanes, n - j);
+      const F32 length = load_part(norm + j, count),
+                ratio = length > 0.0F ? load_part(magnitude + j, count) / length : F32{};
+      const bool whole = count == lanes;
+      F32 dot{};
+      for (int64_t i = row; i < row + m; ++i) {
+        const int64_t at = i * columns.total + first + j;
+        const T* from = args.dy.as<T>() + at;
+        const F32 dy = whole ? load(from) : load_part(from, count);
+        dot += dy * (whole ? load(z + at) : load_part(z + at, count));
+        if (whole) store(scaled + at, ratio * dy);
+        else store_part(scaled + at, ratio * dy, count);
+      }
+      store_part(sum + j, load_part(sum + j, count) + (length > 0.0F ? dot / length : F32{}), count);
+    }
+  }
+};
+
+template <class T>
+void backward(Context& ctx, const LinearBackward& args);
+
+template <class T>
+void magnitude_backward(Context& ctx, const LinearBackward& args) {
+  ArenaScope scope(ctx.arena);
+  const MagnitudeGradient<T> gradient(ctx, args);
+  gradient.run(ctx);
+  LinearBackward rest = args;
+  rest.dy.data = gradient.scaled;
+  rest.magnitude = rest.norm = rest.dmagnitude = {};
+  backward<T>(ctx, rest);
+}
+
 template <class T>
 void backward(Context& ctx, const LinearBackward& args) {
+  if (!args.magnitude.empty()) return magnitude_backward<T>(ctx, args);
   const int64_t N = args.dy.shape[0], in = args.weight.cols, out = args.weight.rows;
   ArenaScope scope(ctx.arena);
   const Adapter<T> ad(ctx.arena, args, N);

@@ -1,5 +1,6 @@
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "ops/gemm/gemm.h"
@@ -19,9 +20,9 @@ struct Bench {
   Context ctx{.arena = arena, .pool = pool};
   std::vector<std::byte> stored;
   Weight weight;
-  Tensor x, y, dx, a, b, da, db;
+  Tensor x, y, dx, a, b, da, db, m, norm, dm;  // the last three: DoRA
 
-  Bench(const benchmark::State& state, WeightFormat format)
+  Bench(const benchmark::State& state, WeightFormat format, bool dora = false)
       : N(state.range(0)), in(state.range(1)), out(state.range(2)) {
     weight = {.format = format, .rows = out, .cols = in};
     stored.assign(static_cast<size_t>(out * weight.row_bytes()), std::byte{0x11});
@@ -30,14 +31,27 @@ struct Bench {
     y = arena.tensor(DType::bf16, {N, out});
     a = arena.tensor(DType::f32, {R, in}), da = arena.tensor(DType::f32, {R, in});
     b = arena.tensor(DType::f32, {out, R}), db = arena.tensor(DType::f32, {out, R});
+    if (!dora) return;
+    m = arena.tensor(DType::f32, {out}), norm = arena.tensor(DType::f32, {out}), dm = arena.tensor(DType::f32, {out});
+    std::fill_n(m.as<float>(), out, 1.0F);
+    std::fill_n(norm.as<float>(), out, 2.0F);
   }
 
   void run(Pass pass) {
     if (pass == Pass::forward) {
-      linear_forward(ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = x, .y = y});
+      linear_forward(ctx, {.weight = weight, .lora_a = a, .lora_b = b, .magnitude = m, .norm = norm, .x = x, .y = y});
     } else {
-      linear_backward(
-          ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = x, .dy = y, .dx = dx, .dlora_a = da, .dlora_b = db});
+      linear_backward(ctx, {.weight = weight,
+                            .lora_a = a,
+                            .lora_b = b,
+                            .magnitude = m,
+                            .norm = norm,
+                            .x = x,
+                            .dy = y,
+                            .dx = dx,
+                            .dlora_a = da,
+                            .dlora_b = db,
+                            .dmagnitude = dm});
     }
   }
 
@@ -82,8 +96,8 @@ void plain(benchmark::State& state, Pass pass) {
 }
 
 // GFLOP/s count the base product only, so that rows compare.
-void adapted(benchmark::State& state, Pass pass, WeightFormat format) {
-  Bench bench(state, format);
+void adapted(benchmark::State& state, Pass pass, WeightFormat format, bool dora = false) {
+  Bench bench(state, format, dora);
   for (auto _ : state) bench.run(pass);
   report(state);
 }
@@ -100,10 +114,12 @@ BENCHMARK_CAPTURE(plain, forward, Pass::forward)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, forward_bf16, Pass::forward, WeightFormat::bf16)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, forward_q4_1, Pass::forward, WeightFormat::q4_1)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, forward_q8_0, Pass::forward, WeightFormat::q8_0)->Apply(shapes);
+BENCHMARK_CAPTURE(adapted, forward_q4_1_dora, Pass::forward, WeightFormat::q4_1, true)->Apply(shapes);
 BENCHMARK_CAPTURE(plain, backward, Pass::backward)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, backward_bf16, Pass::backward, WeightFormat::bf16)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, backward_q4_1, Pass::backward, WeightFormat::q4_1)->Apply(shapes);
 BENCHMARK_CAPTURE(adapted, backward_q8_0, Pass::backward, WeightFormat::q8_0)->Apply(shapes);
+BENCHMARK_CAPTURE(adapted, backward_q4_1_dora, Pass::backward, WeightFormat::q4_1, true)->Apply(shapes);
 
 }  // namespace
 }  // namespace sluice

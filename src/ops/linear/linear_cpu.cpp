@@ -17,10 +17,12 @@ namespace sluice::SLUICE_CPU {
 
 namespace {
 
-// y[:, block] of one row chunk = c + bias + residual, rounded once.
+// y[:, block] of one row chunk = [ratio *] c + bias + residual, rounded once.
 template <class T>
-void finish_forward(const LinearForward& args, int64_t first, int64_t m, int64_t col, int64_t n, const float* c) {
+void finish_forward(const LinearForward& args, const float* ratio, int64_t first, int64_t m, int64_t col, int64_t n,
+                    const float* c) {
   const int64_t out = args.weight.rows;
+  if (ratio != nullptr) ratio += col;
   const float* bias = args.bias.empty() ? nullptr : args.bias.as<float>() + col;
   for (int64_t i = 0; i < m; ++i, c += n) {
     T* y = args.y.as<T>() + (first + i) * out + col;
@@ -28,12 +30,14 @@ void finish_forward(const LinearForward& args, int64_t first, int64_t m, int64_t
     for (int64_t j = 0; j < n; j += lanes) {
       if (j + lanes <= n) {
         F32 v = load(c + j);
+        if (ratio != nullptr) v *= load(ratio + j);
         if (bias != nullptr) v += load(bias + j);
         if (residual != nullptr) v += load(residual + j);
         store(y + j, v);
       } else {
         const int64_t rest = n - j;
         F32 v = load_part(c + j, rest);
+        if (ratio != nullptr) v *= load_part(ratio + j, rest);
         if (bias != nullptr) v += load_part(bias + j, rest);
         if (residual != nullptr) v += load_part(residual + j, rest);
         store_part(y + j, v, rest);
@@ -113,7 +117,7 @@ void forward(Context& ctx, const LinearForward& args) {
         g.c = c;
         gemm_on_this_thread(ctx, g, scratch.of(worker) + c_bytes);
       }
-      finish_forward<T>(args, first, m, col, n, c);
+      finish_forward<T>(args, ad.ratio, first, m, col, n, c);
     });
   }
 }

@@ -22,14 +22,15 @@ struct Case {
   float scale = 1.5F, p = 0;
   Write write = Write::set;
   DType dx_dtype = DType::bf16;
-  bool bias = false, residual = false;
+  bool bias = false, residual = false, dora = false;
 
   Dropout dropout() const { return {.p = p, .seed = 11, .stream = 77, .row_begin = 0}; }
 };
 
 std::string name(const Case& c) {
   return std::to_string(c.N) + " rows, " + std::to_string(c.in) + " -> " + std::to_string(c.out) + ", R " +
-         std::to_string(c.R) + ", " + std::string(to_string(c.dtype)) + ", p " + std::to_string(c.p);
+         std::to_string(c.R) + ", " + std::string(to_string(c.dtype)) + ", p " + std::to_string(c.p) +
+         (c.dora ? ", DoRA" : "");
 }
 
 Weight plain_weight(const Tensor& t) {
@@ -43,7 +44,7 @@ Weight plain_weight(const Tensor& t) {
 struct Layer {
   Case c;
   std::vector<float> w_values;
-  Buffer w, bias, a, b, x, dy, residual, y, dx, da, db;
+  Buffer w, bias, a, b, m, norm, x, dy, residual, y, dx, da, db, dm;
 
   explicit Layer(const Case& c_)
       : c(c_),
@@ -52,13 +53,17 @@ struct Layer {
         bias(DType::f32, {c.out}, random_values(static_cast<size_t>(c.out), 2)),
         a(DType::f32, {c.R, c.in}, random_values(static_cast<size_t>(c.R * c.in), 3, 0.1F)),
         b(DType::f32, {c.out, c.R}, random_values(static_cast<size_t>(c.out * c.R), 4)),
+        m(DType::f32, {c.out}, random_values(static_cast<size_t>(c.out), 8)),
+        norm(DType::f32, {c.out}, random_values(static_cast<size_t>(c.out), 9)),
         x(c.dtype, {c.N, c.in}, random_values(static_cast<size_t>(c.N * c.in), 5)),
         dy(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 6)),
         residual(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 7)),
         y(c.dtype, {c.N, c.out}),
         dx(c.dtype == DType::f32 ? DType::f32 : c.dx_dtype, {c.N, c.in}),
         da(DType::f32, {c.R, c.in}),
-        db(DType::f32, {c.out, c.R}) {
+        db(DType::f32, {c.out, c.R}),
+        dm(DType::f32, {c.out}) {
+    for (int64_t o = 0; o < c.out; ++o) norm.tensor.as<float>()[o] = 1 + std::abs(norm.tensor.as<float>()[o]);
     reset();
   }
   void reset() {
@@ -66,6 +71,7 @@ struct Layer {
     fill(dx, c.write == Write::set ? NAN : 0.5F);
     fill(da, 0.25F);
     fill(db, -0.25F);
+    fill(dm, 0.5F);
   }
   Tensor optional(bool wanted, const Tensor& t) const { return wanted ? t : Tensor{}; }
 
@@ -76,6 +82,8 @@ struct Layer {
                          .bias = optional(c.bias, bias),
                          .lora_a = optional(c.R > 0, a),
                          .lora_b = optional(c.R > 0, b),
+                         .magnitude = optional(c.dora, m),
+                         .norm = optional(c.dora, norm),
                          .scale = c.scale,
                          .dropout = dropout,
                          .x = x.tensor.rows(begin, count),
@@ -88,6 +96,8 @@ struct Layer {
     linear_backward(ctx, {.weight = weight,
                           .lora_a = optional(c.R > 0, a),
                           .lora_b = optional(c.R > 0, b),
+                          .magnitude = optional(c.dora, m),
+                          .norm = optional(c.dora, norm),
                           .scale = c.scale,
                           .dropout = dropout,
                           .x = optional(c.R > 0, x.tensor.rows(begin, count)),
@@ -95,7 +105,8 @@ struct Layer {
                           .dx = dx.tensor.rows(begin, count),
                           .write = c.write,
                           .dlora_a = optional(c.R > 0, da),
-                          .dlora_b = optional(c.R > 0, db)});
+                          .dlora_b = optional(c.R > 0, db),
+                          .dmagnitude = optional(c.dora, dm)});
   }
   void run(Context& ctx, const Weight& weight, int64_t tile) {
     reset();
@@ -104,7 +115,7 @@ struct Layer {
   }
   std::string bytes() const {
     std::string all;
-    for (const Tensor& t : {y.tensor, dx.tensor, da.tensor, db.tensor})
+    for (const Tensor& t : {y.tensor, dx.tensor, da.tensor, db.tensor, dm.tensor})
       all.append(static_cast<const char*>(t.data), static_cast<size_t>(t.size_bytes()));
     return all;
   }
@@ -115,7 +126,7 @@ struct RoundBf16 {
 };
 
 struct Results {
-  std::vector<double> y, dx, da, db;
+  std::vector<double> y, dx, da, db, dm;
 };
 
 // What the layer should give, by the reference in T with thin products rounded by `round`.
@@ -130,7 +141,7 @@ Results reference(const Layer& l, Round round) {
   for (size_t i = 0; i < keep.size(); ++i) keep[i] = random_uniform(c.dropout().seed, c.dropout().stream, i) >= c.p;
   const std::vector<T> w(l.w_values.begin(), l.w_values.end()), a = values(l.a), b = values(l.b), x = values(l.x),
                                                                 dy = values(l.dy);
-  const std::vector<T> bias = values(l.bias), residual = values(l.residual);
+  const std::vector<T> bias = values(l.bias), residual = values(l.residual), m = values(l.m), norm = values(l.norm);
   const ref::Linear<T, Round> linear{.N = c.N,
                                      .in = c.in,
                                      .out = c.out,
@@ -141,14 +152,22 @@ Results reference(const Layer& l, Round round) {
                                      .scale = c.scale,
                                      .dropout_p = c.p,
                                      .keep = keep.data(),
+                                     .magnitude = c.dora ? m.data() : nullptr,
+                                     .norm = c.dora ? norm.data() : nullptr,
                                      .round = round};
-  std::vector<T> y(static_cast<size_t>(c.N * c.out)), dx(x.size()), da(a.size(), T(0.25)), db(b.size(), T(-0.25));
+  std::vector<T> y(static_cast<size_t>(c.N * c.out)), dx(x.size()), da(a.size(), T(0.25)), db(b.size(), T(-0.25)),
+      dm(m.size(), T(0.5));
   linear.forward(x.data(), c.bias ? bias.data() : nullptr, c.residual ? residual.data() : nullptr, y.data());
-  linear.backward(x.data(), dy.data(), dx.data(), da.data(), db.data());
+  const std::vector<T> scaled = c.dora ? linear.magnitude_backward(x.data(), dy.data(), dm.data()) : dy;
+  linear.backward(x.data(), scaled.data(), dx.data(), da.data(), db.data());
   if (c.write == Write::add) {
     for (T& v : dx) v += T(0.5);
   }
-  return {{y.begin(), y.end()}, {dx.begin(), dx.end()}, {da.begin(), da.end()}, {db.begin(), db.end()}};
+  return {{y.begin(), y.end()},
+          {dx.begin(), dx.end()},
+          {da.begin(), da.end()},
+          {db.begin(), db.end()},
+          {dm.begin(), dm.end()}};
 }
 
 void check_against_reference(Context& ctx, const Case& c) {
@@ -162,11 +181,12 @@ void check_against_reference(Context& ctx, const Case& c) {
   if (c.R == 0) return;
   check_close(to_double(l.da.tensor), exact.da, plain.da, DType::f32);
   check_close(to_double(l.db.tensor), exact.db, plain.db, DType::f32);
+  check_close(to_double(l.dm.tensor), exact.dm, plain.dm, DType::f32);
 }
 
 }  // namespace
 
-TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, dA and dB, with dropout") {
+TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, dA, dB and dm, with dropout") {
   const int64_t N = 3, in = 5, out = 4, R = 2;
   const auto values = [](int64_t count, uint32_t seed) {
     const std::vector<float> v = random_values(static_cast<size_t>(count), seed);
@@ -174,13 +194,14 @@ TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, 
   };
   const std::vector<double> w = values(out * in, 1), a = values(R * in, 2), b = values(out * R, 3),
                             x = values(N * in, 4), dy = values(N * out, 5), bias = values(out, 6),
-                            residual = values(N * out, 7);
+                            residual = values(N * out, 7), m = values(out, 8);
+  const std::vector<double> norm = {1.5, 0.25, 2, 3};  // a constant of the backward
   const std::vector<int> keep = {1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1};
-  // sum of dy y as a function of x, A and B
-  const auto loss = [&](const std::vector<Complex>& zx, const std::vector<Complex>& za,
-                        const std::vector<Complex>& zb) {
+  // sum of dy y as a function of x, A, B and m
+  const auto loss = [&](const std::vector<Complex>& zx, const std::vector<Complex>& za, const std::vector<Complex>& zb,
+                        const std::vector<Complex>& zm) {
     const std::vector<Complex> zw(w.begin(), w.end()), zbias(bias.begin(), bias.end()),
-        zr(residual.begin(), residual.end());
+        zr(residual.begin(), residual.end()), zn(norm.begin(), norm.end());
     const ref::Linear<Complex> linear{.N = N,
                                       .in = in,
                                       .out = out,
@@ -190,7 +211,9 @@ TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, 
                                       .lora_b = zb.data(),
                                       .scale = 0.7,
                                       .dropout_p = 0.25,
-                                      .keep = keep.data()};
+                                      .keep = keep.data(),
+                                      .magnitude = zm.data(),
+                                      .norm = zn.data()};
     std::vector<Complex> y(static_cast<size_t>(N * out));
     linear.forward(zx.data(), zbias.data(), zr.data(), y.data());
     Complex sum = 0;
@@ -206,13 +229,18 @@ TEST_CASE("linear_backward: the reference agrees with the complex step, for dx, 
                                    .lora_b = b.data(),
                                    .scale = 0.7,
                                    .dropout_p = 0.25,
-                                   .keep = keep.data()};
-  std::vector<double> dx(x.size(), NAN), da(a.size(), 0), db(b.size(), 0);
-  linear.backward(x.data(), dy.data(), dx.data(), da.data(), db.data());
-  const std::vector<Complex> cx(x.begin(), x.end()), ca(a.begin(), a.end()), cb(b.begin(), b.end());
-  CHECK(max_difference(dx, complex_step_gradient(x, [&](auto& z) { return loss(z, ca, cb); })) < 1e-13);
-  CHECK(max_difference(da, complex_step_gradient(a, [&](auto& z) { return loss(cx, z, cb); })) < 1e-13);
-  CHECK(max_difference(db, complex_step_gradient(b, [&](auto& z) { return loss(cx, ca, z); })) < 1e-13);
+                                   .keep = keep.data(),
+                                   .magnitude = m.data(),
+                                   .norm = norm.data()};
+  std::vector<double> dx(x.size(), NAN), da(a.size(), 0), db(b.size(), 0), dm(m.size(), 0);
+  const std::vector<double> scaled = linear.magnitude_backward(x.data(), dy.data(), dm.data());
+  linear.backward(x.data(), scaled.data(), dx.data(), da.data(), db.data());
+  const std::vector<Complex> cx(x.begin(), x.end()), ca(a.begin(), a.end()), cb(b.begin(), b.end()),
+      cm(m.begin(), m.end());
+  CHECK(max_difference(dx, complex_step_gradient(x, [&](auto& z) { return loss(z, ca, cb, cm); })) < 1e-13);
+  CHECK(max_difference(da, complex_step_gradient(a, [&](auto& z) { return loss(cx, z, cb, cm); })) < 1e-13);
+  CHECK(max_difference(db, complex_step_gradient(b, [&](auto& z) { return loss(cx, ca, z, cm); })) < 1e-13);
+  CHECK(max_difference(dm, complex_step_gradient(m, [&](auto& z) { return loss(cx, ca, cb, z); })) < 1e-13);
 }
 
 TEST_CASE("linear: each backend is as close to f64 as plain loops in its precision") {
@@ -228,6 +256,9 @@ TEST_CASE("linear: each backend is as close to f64 as plain loops in its precisi
           t, {.N = 530, .in = 48, .out = 36, .R = 5, .dtype = dtype, .p = 0.1F, .dx_dtype = DType::f32});
       check_against_reference(
           t, {.N = 20, .in = 40, .out = 30, .R = 4, .dtype = dtype, .write = Write::add, .dx_dtype = DType::f32});
+      check_against_reference(t, {.N = 6, .in = 33, .out = 19, .R = 3, .dtype = dtype, .bias = true, .dora = true});
+      check_against_reference(
+          t, {.N = 300, .in = 64, .out = 141, .R = 5, .dtype = dtype, .p = 0.3F, .residual = true, .dora = true});
       check_against_reference(t,
                               {.N = 9, .in = 600, .out = 1100, .R = 0, .dtype = dtype, .bias = true, .residual = true});
     }
@@ -239,7 +270,7 @@ TEST_CASE("linear: tiles of whole row chunks and any number of threads give the 
     TestContext one(isa, 1), two(isa, 2), five(isa, 5);
     for (DType dtype : {DType::f32, DType::bf16}) {
       for (float p : {0.0F, 0.2F}) {
-        Layer l({.N = 1100, .in = 96, .out = 136, .R = 8, .dtype = dtype, .p = p, .write = Write::add});
+        Layer l({.N = 1100, .in = 96, .out = 136, .R = 8, .dtype = dtype, .p = p, .write = Write::add, .dora = p > 0});
         const Weight w = plain_weight(l.w);
         l.run(one, w, l.c.N);
         const std::string expected = l.bytes();
@@ -323,7 +354,7 @@ TEST_CASE("linear: a counting arena predicts the peak to the byte") {
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (float p : {0.0F, 0.5F}) {
       for (int64_t N : {3, 256, 700}) {
-        Layer l({.N = N, .in = 576, .out = 130, .R = 8, .dtype = dtype, .p = p});
+        Layer l({.N = N, .in = 576, .out = 130, .R = 8, .dtype = dtype, .p = p, .dora = p > 0});
         TestContext t(detect_isa(), 2);
         Arena counting = Arena::counting(Device::cpu());
         Context planner{.arena = counting, .pool = t.pool, .isa = t.ctx.isa};
@@ -351,7 +382,9 @@ TEST_CASE("linear: misuse is our own mistake") {
   const Weight w = plain_weight(l.w);
   CHECK_THROWS_AS(linear_forward(t, {.weight = w, .x = l.dy, .y = l.y}), Error);                // x is not [N, in]
   CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .x = l.x, .y = l.y}), Error);  // A without B
-  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .bias = l.x, .x = l.x, .y = l.y}), Error);    // bias shape
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .magnitude = l.m, .x = l.x, .y = l.y}),
+                  Error);                                                                     // no norm
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .bias = l.x, .x = l.x, .y = l.y}), Error);  // bias shape
   CHECK_THROWS_AS(linear_backward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .x = l.x, .dy = l.dy, .dx = l.dx}),
                   Error);  // no dA
   CHECK_THROWS_AS(

@@ -6,7 +6,7 @@
 #include <iostream>
 
 #include "core/rng.h"
-#include "model/adapter_file.h"
+#include "model/dora.h"
 #include "model/registry.h"
 #include "train/streamed_step.h"
 
@@ -30,8 +30,6 @@ int main(int argc, char** argv) try {
     save_peft_adapter(adapter_path, layout, flat.data(), model_path);
   }
   LoadedAdapter adapter = load_adapter(adapter_path, model->config);
-  const Adapter weights(adapter.layout,
-                        {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}});
   const auto V = static_cast<int32_t>(model->config.vocab_size);
   std::vector<int32_t> rows, targets;
   for (int32_t t = 0; t < static_cast<int32_t>(ids.size()); ++t) {
@@ -39,11 +37,12 @@ int main(int argc, char** argv) try {
   }
   Arena arena = Arena::allocate(Device::cpu(), int64_t{1} << 30);
   ThreadPool pool(ThreadPool::default_threads());
+  refresh_norms(pool, *model, adapter);
   Context ctx{.arena = arena, .pool = pool};
   const Spans spans = Spans::one(static_cast<int64_t>(ids.size()));
   const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::input);
   const std::vector<float> logps =
-      forward_logps(ctx, *model, weights, {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
+      forward_logps(ctx, *model, adapter.view(), {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
                     {.schedule = schedule, .dtype = DType::f32});
   Json table = Json::array();
   for (size_t t = 0; t < ids.size(); ++t)

@@ -61,10 +61,10 @@ TEST_CASE("FieldI6_dropout: an adapter trained with dropout generates the same t
   Heard heard;
   train(run.config, heard);
   const auto model = load_model(run.config.model);
-  AdapterSet adapters(model->config);
+  ThreadPool pool(2);
+  AdapterSet adapters(pool, *model);
   adapters.mount("tuned", run.config.adapter_path + "/last");
   CHECK(adapters.get("tuned").layout().spec().dropout == 0.5F);
-  ThreadPool pool(2);
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 64});
   const GenerateRequest request{.prompt = {257, 115, 97, 121, 32, 104}, .max_new_tokens = 20};
   const GenerateResult first = generator.generate(request, adapters.get("tuned")),
@@ -127,9 +127,9 @@ TEST_CASE(
   train(run.config, heard);
   const auto model = load_model(run.config.model);
   const ModelText text = load_model_text(*model->source);
-  AdapterSet adapters(model->config);
-  adapters.mount("tuned", run.config.adapter_path + "/last");
   ThreadPool pool(2);
+  AdapterSet adapters(pool, *model);
+  adapters.mount("tuned", run.config.adapter_path + "/last");
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 128, .dtype = DType::f32});
   const std::vector<ChatMessage> prompt = {{"user", "say abc"}};
   const auto ids = text.tokenizer.encode(text.need_chat().render(prompt, true).text, {.add_special = true}).ids;

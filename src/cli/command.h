@@ -23,6 +23,7 @@ void add_eval(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_preview(CLI::App& app);
+void add_convert(CLI::App& app);
 
 // Settings from a YAML file and what the parser left over; prints notes on aliases.
 TrainConfig config_from_command(const std::string& yaml, const std::vector<std::string>& rest);

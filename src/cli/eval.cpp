@@ -33,8 +33,8 @@ struct Loaded {
   explicit Loaded(const Options& o)
       : model(load_model(o.model)),
         text(load_model_text(*model->source)),
-        adapters(model->config),
-        pool(o.threads > 0 ? o.threads : ThreadPool::default_threads()) {
+        pool(o.threads > 0 ? o.threads : ThreadPool::default_threads()),
+        adapters(pool, *model) {
     if (!o.adapter.empty()) {
       adapters.mount("adapter", o.adapter);
       text.use_template_of(o.adapter);
@@ -45,8 +45,8 @@ struct Loaded {
 
   std::unique_ptr<Model> model;
   ModelText text;
-  AdapterSet adapters;
   ThreadPool pool;
+  AdapterSet adapters;
 };
 
 std::vector<ChunkCase> read_cases(const std::string& path, int64_t limit) {

@@ -50,7 +50,8 @@ std::vector<int32_t> prompt_ids(const Options& o, const ModelText& text) {
 void generate(const Options& o) {
   const std::unique_ptr<Model> model = load_model(o.model);
   ModelText text = load_model_text(*model->source);
-  AdapterSet adapters(model->config);
+  ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
+  AdapterSet adapters(pool, *model);
   if (!o.adapter.empty()) {
     adapters.mount("adapter", o.adapter);
     text.use_template_of(o.adapter);
@@ -62,7 +63,6 @@ void generate(const Options& o) {
     check(id >= 0 && id < model->config.vocab_size, ErrorCode::bad_config,
           fmt::format("token id {} is outside the vocabulary of {}", id, model->config.vocab_size));
   }
-  ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
   const int64_t room =
       o.max_kv_size > 0 ? o.max_kv_size : static_cast<int64_t>(request.prompt.size()) + o.max_tokens + 1;
   Generator generator(

@@ -11,6 +11,7 @@
 #include "io/json_file.h"
 #include "infer/kv_cache.h"
 #include "model/adapter_file.h"
+#include "model/rank_policy.h"
 #include "model/registry.h"
 #include "train/plan.h"
 
@@ -105,6 +106,7 @@ void inspect_adapter(const std::string& path, const std::string& base, bool tens
   print_row("base", adapter.base.empty() ? "not stated" : adapter.base);
   print_row("modules", fmt::format("{}", adapter.layout.entries().size()));
   print_row("parameters", fmt::format("{}", adapter.layout.num_parameters()));
+  fmt::print("{}", rank_table(adapter.layout));
   for (const AdapterLayout::Entry& e : adapter.layout.entries()) {
     if (!tensors) break;
     const auto norm = [&](int64_t begin, int64_t count) {

@@ -32,8 +32,8 @@ void add_plan(CLI::App& app) {
       fmt::print("{}\n", plan_json(planned.plan).dump(2));
       return;
     }
-    fmt::print("{}\ncandidates, leanest first:\n  {:>12} {:>12} {:>9}   schedule\n", plan_table(planned.plan), "total",
-               "step arena", "time");
+    fmt::print("{}\nranks of the adapter:\n{}", plan_table(planned.plan), planned.ranks);
+    fmt::print("\ncandidates, leanest first:\n  {:>12} {:>12} {:>9}   schedule\n", "total", "step arena", "time");
     for (const Plan& p : planned.candidates) {
       fmt::print("  {:>12} {:>12} {:>8.2f}x   {}\n", gib(p.total_bytes()), gib(p.step_bytes), p.relative_time,
                  p.schedule.describe());

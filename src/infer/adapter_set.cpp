@@ -6,7 +6,9 @@ namespace sluice {
 
 void AdapterSet::mount(const std::string& name, const std::string& folder) {
   check(!name.empty(), ErrorCode::bad_config, "an adapter needs a name; the empty one is the base");
-  adapters_[name] = std::make_unique<LoadedAdapter>(load_adapter(folder, config_));
+  auto loaded = std::make_unique<LoadedAdapter>(load_adapter(folder, model_.config));
+  refresh_norms(pool_, model_, *loaded);
+  adapters_[name] = std::move(loaded);
 }
 
 void AdapterSet::unmount(const std::string& name) { adapters_.erase(name); }
@@ -17,8 +19,7 @@ Adapter AdapterSet::get(const std::string& name) const {
   check(found != adapters_.end(), ErrorCode::bad_config,
         fmt::format("no adapter '{}' is mounted; there are: {}", name,
                     adapters_.empty() ? "none" : fmt::format("{}", fmt::join(names(), ", "))));
-  LoadedAdapter& a = *found->second;
-  return {a.layout, {.data = a.flat.data(), .dtype = DType::f32, .shape = {a.layout.size()}}};
+  return found->second->view();
 }
 
 std::vector<std::string> AdapterSet::names() const {

@@ -1,6 +1,6 @@
 // Several adapters mounted on one base, chosen per request by name, added and removed without touching the base.
 //
-//   AdapterSet adapters(model->config);
+//   AdapterSet adapters(pool, *model);
 //   adapters.mount("chunk", "out/best");
 //   generator.generate(request, adapters.get("chunk"));   adapters.get("") is the base alone
 #pragma once
@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include "model/adapter_file.h"
+#include "model/dora.h"
 
 namespace sluice {
 
 class AdapterSet {
  public:
-  explicit AdapterSet(const ModelConfig& config) : config_(config) {}
+  AdapterSet(ThreadPool& pool, const Model& model) : pool_(pool), model_(model) {}
 
-  // Reads a PEFT or mlx-lm folder. Replaces an adapter of that name. Throws Error(bad_file), leaving what was mounted.
+  // Reads an adapter in any format of model/adapter_file.h. Replaces an adapter of that name. Throws Error(bad_file), leaving what was mounted.
   void mount(const std::string& name, const std::string& folder);
   void unmount(const std::string& name);  // nothing when it is not mounted
   // The empty name is the base. Throws Error(bad_config) naming those that are mounted.
@@ -26,7 +26,8 @@ class AdapterSet {
   std::vector<std::string> names() const;
 
  private:
-  const ModelConfig& config_;
+  ThreadPool& pool_;
+  const Model& model_;
   std::map<std::string, std::unique_ptr<LoadedAdapter>> adapters_;
 };
 

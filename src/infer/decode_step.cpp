@@ -2,6 +2,7 @@
 
 #include "ops/activation/activation.h"
 #include "ops/common/copy.h"
+#include "ops/dora/dora.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/quant/quant.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -28,22 +29,26 @@ class DecodeStep {
     tables_ = model.rope_tables(ctx, positions);
   }
 
-  // y = x W^T + bias + scale * (x A^T) B^T
+  // y = [magnitude / norm *] (x W^T + scale * (x A^T) B^T) + bias
   void linear(const LoraLinear& l, Tensor x, Tensor y) {
-    ArenaScope scope(ctx_.arena);
     weight_matvec(ctx_, {.weight = l.weight, .x = x, .y = y});
+    add_adapter(adapter_.lora(l.layer, l.module), x, y);
     for (int64_t b = 0; b < B_ && !l.bias.empty(); ++b) {
       Tensor bias = l.bias;
       bias.shape = {1, l.bias.shape[0]};
       scale_into(ctx_, {.x = bias, .y = y.rows(b, 1), .write = Write::add});
     }
-    const Lora lora = adapter_.lora(l.layer, l.module);
+  }
+
+  void add_adapter(const Lora& lora, Tensor x, Tensor y) {
     if (lora.empty()) return;
+    ArenaScope scope(ctx_.arena);
     const Weight a = as_weight(lora.a), b = as_weight(lora.b);
     Tensor xa = scope.tensor(DType::f32, {B_, lora.a.shape[0]}), delta = scope.like(y);
     weight_matvec(ctx_, {.weight = a, .x = x, .y = xa});
     weight_matvec(ctx_, {.weight = b, .x = xa, .y = delta});
     scale_into(ctx_, {.x = delta, .y = y, .scale = lora.scale, .write = Write::add});
+    if (!lora.magnitude.empty()) apply_magnitude(ctx_, {.magnitude = lora.magnitude, .norm = lora.norm, .y = y});
   }
 
   // inputs: per-layer inputs of all layers [B, L * P], or empty.

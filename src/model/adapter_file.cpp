@@ -2,18 +2,20 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <regex>
-#include <set>
 
 #include "core/json.h"
-#include "io/atomic_file.h"
+#include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/safetensors.h"
+#include "model/gguf_names.h"
 
 namespace sluice {
 
@@ -24,10 +26,6 @@ namespace {
 constexpr const char* peft_weights = "adapter_model.safetensors";
 constexpr const char* mlx_weights = "adapters.safetensors";
 constexpr const char* config_name = "adapter_config.json";
-
-std::span<const std::byte> bytes_of(const float* values, int64_t count) {
-  return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
-}
 
 float float_at(const StoredTensor& tensor, int64_t i) {
   const std::byte* p = tensor.data.data();
@@ -51,88 +49,127 @@ void read_matrix(const StoredTensor& tensor, int64_t rows, int64_t cols, bool tr
   }
 }
 
+enum class Part : uint8_t { a, b, magnitude };
+
 // Where a tensor of an adapter belongs.
 struct Place {
   int64_t layer = 0;
   Module module{};
-  bool is_b = false;
+  Part part{};
 };
 
-// "…layers.3.self_attn.q_proj.lora_A.weight" and mlx-lm's "…layers.3.self_attn.q_proj.lora_a".
-std::optional<Place> place_of(const std::string& name, AdapterFormat format, const ModelConfig& config) {
-  std::string path = name;
-  const std::string a = format == AdapterFormat::peft ? ".lora_A.weight" : ".lora_a";
-  const std::string b = format == AdapterFormat::peft ? ".lora_B.weight" : ".lora_b";
-  Place place;
-  if (path.ends_with(a)) {
-    path.resize(path.size() - a.size());
-  } else if (path.ends_with(b)) {
-    path.resize(path.size() - b.size());
-    place.is_b = true;
-  } else {
-    return std::nullopt;
-  }
-  const size_t at = path.find("layers.");
-  if (at == std::string::npos || (at > 0 && path[at - 1] != '.')) return std::nullopt;
-  const size_t digits = at + 7, dot = path.find('.', digits);
-  if (dot == std::string::npos || dot == digits || dot - digits > 6) return std::nullopt;
-  const std::string number = path.substr(digits, dot - digits);
-  if (number.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
-  place.layer = std::stoll(number);
-  if (place.layer >= config.num_layers) return std::nullopt;
+// How a format ends the names of the three, in the order of Part; an empty end is one it does not have.
+std::array<std::string_view, 3> endings(AdapterFormat format) {
+  if (format == AdapterFormat::peft) return {".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"};
+  if (format == AdapterFormat::mlx) return {".lora_a", ".lora_b", ".m"};
+  return {".weight.lora_a", ".weight.lora_b", ""};
+}
+
+std::optional<Module> module_of(std::string_view path, AdapterFormat format) {
   for (int m = 0; m < num_modules; ++m) {
-    place.module = static_cast<Module>(m);
-    if (path.substr(dot + 1) == module_path(place.module)) {
-      return linear_shape(config, place.layer, place.module).out > 0 ? std::optional(place) : std::nullopt;
+    const auto module = static_cast<Module>(m);
+    std::string_view name = module_path(module);
+    for (const auto& [hf, gguf] : gguf_names) {
+      if (format == AdapterFormat::gguf && hf == module_path(module)) name = gguf;
     }
+    if (path == name) return module;
   }
   return std::nullopt;
 }
 
-struct Pair {
-  const StoredTensor *a = nullptr, *b = nullptr;
+// "…layers.3.self_attn.q_proj.lora_A.weight", mlx-lm's "…layers.3.self_attn.q_proj.lora_a", llama.cpp's "blk.3.attn_q.weight.lora_a".
+std::optional<Place> place_of(std::string_view name, AdapterFormat format, const ModelConfig& config) {
+  Place place;
+  std::string_view path;
+  const std::array<std::string_view, 3> ends = endings(format);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (ends[i].empty() || !name.ends_with(ends[i])) continue;
+    path = name.substr(0, name.size() - ends[i].size());
+    place.part = static_cast<Part>(i);
+  }
+  const std::string_view word = format == AdapterFormat::gguf ? "blk." : "layers.";
+  const size_t at = path.find(word);
+  if (at == std::string_view::npos || (at > 0 && path[at - 1] != '.')) return std::nullopt;
+  const size_t digits = at + word.size(), dot = path.find('.', digits);
+  if (dot == std::string_view::npos || dot == digits || dot - digits > 6) return std::nullopt;
+  const std::string number(path.substr(digits, dot - digits));
+  if (number.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  place.layer = std::stoll(number);
+  if (place.layer >= config.num_layers) return std::nullopt;
+  const std::optional<Module> module = module_of(path.substr(dot + 1), format);
+  if (!module || linear_shape(config, place.layer, *module).out == 0) return std::nullopt;
+  place.module = *module;
+  return place;
+}
+
+struct Parts {
+  const StoredTensor *a = nullptr, *b = nullptr, *magnitude = nullptr;
   int64_t rank = 0;
 };
+using PartsByModule = std::map<std::pair<int64_t, Module>, Parts>;
 
 // Tensors by module, or every reason why not.
-std::map<std::pair<int64_t, Module>, Pair> read_pairs(const SafetensorsFile& file, AdapterFormat format,
-                                                      const ModelConfig& config, std::vector<std::string>& problems) {
-  std::map<std::pair<int64_t, Module>, Pair> pairs;
-  for (const StoredTensor& tensor : file.tensors()) {
-    const std::optional<Place> place = place_of(tensor.name, format, config);
-    if (!place) {
-      problems.push_back(fmt::format("{} belongs to no linear layer of this {} model", tensor.name, config.model_type));
-      continue;
+class PartsReader {
+ public:
+  PartsReader(AdapterFormat format, const ModelConfig& config, std::vector<std::string>& problems)
+      : format_(format), config_(config), problems_(problems) {}
+
+  PartsByModule read(const std::vector<StoredTensor>& tensors, bool dora) {
+    PartsByModule all;
+    for (const StoredTensor& tensor : tensors) {
+      const std::optional<Place> place = place_of(tensor.name, format_, config_);
+      if (place) add(tensor, *place, all[{place->layer, place->module}]);
+      else
+        problems_.push_back(
+            fmt::format("{} belongs to no linear layer of this {} model", tensor.name, config_.model_type));
     }
-    const auto [in, out] = linear_shape(config, place->layer, place->module);
+    for (const auto& [key, parts] : all) {
+      const auto miss = [&](const StoredTensor* part, const char* name) {
+        if (part == nullptr) problems_.push_back(fmt::format("{} has no {}", module_name(key.first, key.second), name));
+      };
+      miss(parts.a, "lora_A");
+      miss(parts.b, "lora_B");
+      if (dora) miss(parts.magnitude, "magnitude, which a DoRA adapter needs");
+      if (!dora && parts.magnitude != nullptr)
+        problems_.push_back(fmt::format("{} is there, but the config says nothing of DoRA", parts.magnitude->name));
+    }
+    return all;
+  }
+
+ private:
+  void add(const StoredTensor& tensor, const Place& place, Parts& parts) {
+    const auto [in, out] = linear_shape(config_, place.layer, place.module);
     const bool supported = tensor.dtype == "F32" || tensor.dtype == "F16" || tensor.dtype == "BF16";
+    if (place.part == Part::magnitude) {
+      if (supported && tensor.shape == std::vector<int64_t>{out}) parts.magnitude = &tensor;
+      else refuse_shape(tensor, fmt::format("[{}]", out));
+      return;
+    }
     // As the format lays it out: [R, in] and [out, R], or mlx-lm's transposes.
-    const bool rank_first = (format == AdapterFormat::peft) != place->is_b;
-    const int64_t width = place->is_b ? out : in;
+    const bool is_b = place.part == Part::b, rank_first = (format_ != AdapterFormat::mlx) != is_b;
+    const int64_t width = is_b ? out : in;
     if (!supported || tensor.shape.size() != 2 || tensor.shape[rank_first ? 1 : 0] != width ||
         tensor.shape[rank_first ? 0 : 1] < 1) {
-      problems.push_back(fmt::format("{} is {} [{}], needed F32, F16 or BF16 {}", tensor.name, tensor.dtype,
-                                     fmt::join(tensor.shape, ", "),
-                                     rank_first ? fmt::format("[rank, {}]", width) : fmt::format("[{}, rank]", width)));
-      continue;
+      return refuse_shape(tensor, rank_first ? fmt::format("[rank, {}]", width) : fmt::format("[{}, rank]", width));
     }
-    Pair& pair = pairs[{place->layer, place->module}];
     const int64_t rank = tensor.shape[rank_first ? 0 : 1];
-    if (pair.rank != 0 && pair.rank != rank) {
-      problems.push_back(fmt::format("{} has rank {}, its other half {}", tensor.name, rank, pair.rank));
-      continue;
+    if (parts.rank != 0 && parts.rank != rank) {
+      problems_.push_back(fmt::format("{} has rank {}, its other half {}", tensor.name, rank, parts.rank));
+      return;
     }
-    pair.rank = rank;
-    (place->is_b ? pair.b : pair.a) = &tensor;
+    parts.rank = rank;
+    (is_b ? parts.b : parts.a) = &tensor;
   }
-  for (const auto& [key, pair] : pairs) {
-    if (pair.a == nullptr || pair.b == nullptr) {
-      problems.push_back(
-          fmt::format("{} has no {}", module_name(key.first, key.second), pair.a == nullptr ? "lora_A" : "lora_B"));
-    }
+
+  void refuse_shape(const StoredTensor& tensor, const std::string& needed) {
+    problems_.push_back(fmt::format("{} is {} [{}], needed F32, F16 or BF16 {}", tensor.name, tensor.dtype,
+                                    fmt::join(tensor.shape, ", "), needed));
   }
-  return pairs;
-}
+
+  AdapterFormat format_;
+  const ModelConfig& config_;
+  std::vector<std::string>& problems_;
+};
 
 void refuse(const Json& config, const std::string& path, const char* key, const Json& neutral, const char* what) {
   if (!config.contains(key) || config[key].is_null() || config[key] == neutral) return;
@@ -191,199 +228,221 @@ std::vector<std::string> expected_modules(const Json& config, const ModelConfig&
   return names;
 }
 
-// A folder read and checked: where every number lies in the mapped file.
+// Where an adapter's files are.
+struct Files {
+  AdapterFormat format{};
+  std::string weights, config;  // GGUF has no config
+};
+
+Files find_files(const std::string& path) {
+  const fs::path p(path);
+  if (p.extension() == ".gguf") return {AdapterFormat::gguf, path, ""};
+  if (fs::is_directory(p)) {
+    const bool peft = fs::exists(p / peft_weights);
+    return {peft ? AdapterFormat::peft : AdapterFormat::mlx, (p / (peft ? peft_weights : mlx_weights)).string(),
+            (p / config_name).string()};
+  }
+  check(p.extension() == ".safetensors" && fs::exists(p), ErrorCode::bad_file,
+        fmt::format("{}: no such adapter; needed a folder with {} and {} or {}, one of these files, or a .gguf file",
+                    path, config_name, peft_weights, mlx_weights));
+  // mlx-lm numbers its files: 0000100_adapters.safetensors.
+  const bool mlx = p.filename().string().ends_with(mlx_weights);
+  return {mlx ? AdapterFormat::mlx : AdapterFormat::peft, path, (p.parent_path() / config_name).string()};
+}
+
+// A file read and checked: where every number lies in its mapping.
 struct OpenAdapter {
-  std::unique_ptr<SafetensorsFile> file;
-  std::map<std::pair<int64_t, Module>, Pair> pairs;
+  std::unique_ptr<SafetensorsFile> safetensors;
+  std::unique_ptr<GgufFile> gguf;
+  PartsByModule parts;
   LoadedAdapter about;  // flat is empty
 
-  void read_into(float* flat) const {
+  void read_into(const ModelConfig& config, float* flat) const {
     const bool transposed = about.format == AdapterFormat::mlx;
-    for (const AdapterLayout::Entry& entry : about.layout.entries()) {
-      const Pair& pair = pairs.at({entry.layer, entry.module});
-      read_matrix(*pair.a, entry.rank, entry.in, transposed, flat + entry.a_offset);
-      read_matrix(*pair.b, entry.out, entry.rank, transposed, flat + entry.b_offset);
+    for (const AdapterLayout::Entry& e : about.layout.entries()) {
+      const Parts& p = parts.at({e.layer, e.module});
+      read_matrix(*p.a, e.rank, e.in, transposed, flat + e.a_offset);
+      read_matrix(*p.b, e.out, e.rank, transposed, flat + e.b_offset);
+      if (p.magnitude != nullptr) read_matrix(*p.magnitude, e.out, 1, false, flat + e.magnitude_offset);
+      if (about.format == AdapterFormat::gguf) unpermute(config, e, flat + e.b_offset);
     }
+  }
+
+ private:
+  // llama.cpp interleaves the output rows of q and k, so those of B.
+  static void unpermute(const ModelConfig& config, const AdapterLayout::Entry& e, float* b) {
+    const int64_t head_dim = interleaved_head_dim(config, e.layer, e.module);
+    if (head_dim == 0) return;
+    const std::vector<float> stored(b, b + e.out * e.rank);
+    const Weight rows{.interleaved_head_dim = head_dim};
+    for (int64_t o = 0; o < e.out; ++o)
+      std::copy_n(stored.data() + rows.stored_row(o) * e.rank, e.rank, b + o * e.rank);
   }
 };
 
-OpenAdapter open_adapter(const std::string& folder, const ModelConfig& config) {
-  check(fs::is_directory(folder), ErrorCode::bad_file,
-        fmt::format("{}: no such folder; an adapter is a folder with {} and {} or {}", folder, config_name,
-                    peft_weights, mlx_weights));
+AdapterSpec peft_spec(const Json& json, const std::string& path) {
+  check(json.value("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
+        path + ": peft_type is not LORA; only LoRA adapters are read");
+  refuse(json, path, "modules_to_save", nullptr, "whole saved modules are not supported");
+  refuse(json, path, "trainable_token_indices", nullptr, "trained tokens are not supported");
+  refuse(json, path, "bias", "none", "trained biases are not supported");
+  refuse(json, path, "fan_in_fan_out", false, "transposed weights are not supported");
+  return {.rank = json.value("r", int64_t{8}),
+          .alpha = json.value("lora_alpha", 8.0F),
+          .dora = json.value("use_dora", false),
+          .rank_stabilised = json.value("use_rslora", false),
+          .dropout = json.value("lora_dropout", 0.0F)};
+}
+
+AdapterSpec mlx_spec(const Json& json, const std::string& path) {
+  const std::string type = json.value("fine_tune_type", "lora");
+  check(type == "lora" || type == "dora", ErrorCode::bad_config,
+        path + ": fine_tune_type is neither lora nor dora; only these adapters are read");
+  const Json parameters = json.value("lora_parameters", Json::object());
+  AdapterSpec spec{.rank = parameters.value("rank", int64_t{8}), .dora = type == "dora"};
+  const double scale = parameters.value("scale", 20.0);  // mlx-lm's default
+  spec.alpha = static_cast<float>(scale * static_cast<double>(spec.rank));
+  spec.dropout = parameters.value("dropout", 0.0F);
+  return spec;
+}
+
+// One alpha for the file; 0 means that nothing is scaled. Ranks are those of the tensors.
+float gguf_alpha(const GgufFile& file, const ModelConfig& config) {
+  const auto text = [&](const char* key) {
+    const GgufValue* value = file.get(key);
+    return std::string(value != nullptr && value->string() ? *value->string() : "");
+  };
+  check(text("general.type") == "adapter" && text("adapter.type") == "lora", ErrorCode::bad_file,
+        fmt::format("{}: general.type is '{}' and adapter.type '{}', needed adapter and lora; is it a model?",
+                    file.path(), text("general.type"), text("adapter.type")));
+  const std::string_view architecture = gguf_architecture(config.model_type);
+  check(text("general.architecture") == architecture, ErrorCode::bad_file,
+        fmt::format("{}: general.architecture is '{}', the base is '{}'; it is another model's adapter", file.path(),
+                    text("general.architecture"), architecture));
+  const GgufValue* alpha = file.get("adapter.lora.alpha");
+  check(alpha != nullptr && alpha->number(), ErrorCode::bad_file,
+        file.path() + ": adapter.lora.alpha is missing; the adapter's strength is not known");
+  return static_cast<float>(*alpha->number());
+}
+
+OpenAdapter open_gguf_adapter(const Files& files, const ModelConfig& config) {
+  OpenAdapter opened;
+  opened.gguf = std::make_unique<GgufFile>(files.weights);
+  opened.about.format = AdapterFormat::gguf;
+  AdapterSpec spec;
+  spec.alpha = gguf_alpha(*opened.gguf, config);
+  std::vector<std::string> problems;
+  opened.parts = PartsReader(AdapterFormat::gguf, config, problems).read(opened.gguf->tensors(), false);
+  if (opened.parts.empty()) problems.emplace_back("there is no LoRA tensor in it");
+  check(problems.empty(), ErrorCode::bad_file,
+        fmt::format("{} does not fit:\n  {}", files.weights, fmt::join(problems, "\n  ")));
+  spec.rank = opened.parts.begin()->second.rank;
+  for (const auto& [key, parts] : opened.parts) {
+    const std::string full = "model." + module_name(key.first, key.second);
+    spec.targets.push_back(full);
+    spec.rank_pattern.emplace_back(full, parts.rank);
+    if (spec.alpha == 0) spec.alpha_pattern.emplace_back(full, parts.rank);
+  }
+  opened.about.layout = AdapterLayout(config, spec);
+  return opened;
+}
+
+OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
+  const Files files = find_files(path);
+  if (files.format == AdapterFormat::gguf) return open_gguf_adapter(files, config);
   OpenAdapter opened;
   LoadedAdapter& loaded = opened.about;
-  loaded.format = fs::exists(fs::path(folder) / peft_weights) ? AdapterFormat::peft : AdapterFormat::mlx;
-  const bool peft = loaded.format == AdapterFormat::peft;
-  const std::string weights = (fs::path(folder) / (peft ? peft_weights : mlx_weights)).string();
-  const std::string config_path = (fs::path(folder) / config_name).string();
-  const Json json = read_json_file(config_path);
-  check(json.is_object(), ErrorCode::bad_file, config_path + ": needed a JSON object");
-  opened.file = std::make_unique<SafetensorsFile>(weights);
+  loaded.format = files.format;
+  const bool peft = files.format == AdapterFormat::peft;
+  const Json json = read_json_file(files.config);
+  check(json.is_object(), ErrorCode::bad_file, files.config + ": needed a JSON object");
+  AdapterSpec spec = peft ? peft_spec(json, files.config) : mlx_spec(json, files.config);
+  opened.safetensors = std::make_unique<SafetensorsFile>(files.weights);
   std::vector<std::string> problems;
-  opened.pairs = read_pairs(*opened.file, loaded.format, config, problems);
-  const auto& pairs = opened.pairs;
-
-  AdapterSpec spec;
+  opened.parts = PartsReader(files.format, config, problems).read(opened.safetensors->tensors(), spec.dora);
   const std::vector<std::pair<std::string, double>> alphas = pattern(json, "alpha_pattern"),
                                                     ranks = pattern(json, "rank_pattern");
   if (peft) {
-    check(json.value("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
-          config_path + ": peft_type is not LORA; only LoRA adapters are read");
-    refuse(json, config_path, "use_dora", false, "DoRA adapters are not supported");
-    refuse(json, config_path, "modules_to_save", nullptr, "whole saved modules are not supported");
-    refuse(json, config_path, "trainable_token_indices", nullptr, "trained tokens are not supported");
-    refuse(json, config_path, "bias", "none", "trained biases are not supported");
-    refuse(json, config_path, "fan_in_fan_out", false, "transposed weights are not supported");
-    spec.rank = json.value("r", int64_t{8});
-    spec.alpha = json.value("lora_alpha", 8.0F);
-    spec.rank_stabilised = json.value("use_rslora", false);
-    spec.dropout = json.value("lora_dropout", 0.0F);
-    loaded.base = json.contains("base_model_name_or_path") && json["base_model_name_or_path"].is_string()
-                      ? json["base_model_name_or_path"].get<std::string>()
-                      : "";
-    for (const std::string& name : expected_modules(json, config, config_path)) {
+    if (json.contains("base_model_name_or_path") && json["base_model_name_or_path"].is_string())
+      loaded.base = json["base_model_name_or_path"].get<std::string>();
+    for (const std::string& name : expected_modules(json, config, files.config)) {
       bool there = false;
-      for (const auto& [key, pair] : pairs) there = there || module_name(key.first, key.second) == name;
+      for (const auto& [key, parts] : opened.parts) there = there || module_name(key.first, key.second) == name;
       if (!there) problems.push_back(fmt::format("{} is missing; {} targets it", name, config_name));
     }
-  } else {
-    check(json.value("fine_tune_type", "lora") == "lora", ErrorCode::bad_config,
-          config_path + ": fine_tune_type is not lora; only LoRA adapters are read");
-    const Json parameters = json.value("lora_parameters", Json::object());
-    spec.rank = parameters.value("rank", int64_t{8});
-    const double scale = parameters.value("scale", 20.0);  // mlx-lm's default
-    spec.alpha = static_cast<float>(scale * static_cast<double>(spec.rank));
-    spec.dropout = parameters.value("dropout", 0.0F);
   }
-  for (const auto& [key, pair] : pairs) {
+  for (const auto& [key, parts] : opened.parts) {
     const std::string name = module_name(key.first, key.second), full = "model." + name;
-    const int64_t rank = by_pattern(ranks, full, spec.rank, config_path);
-    if (pair.rank != rank)
-      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, pair.rank, config_name, rank));
+    const int64_t rank = by_pattern(ranks, full, spec.rank, files.config);
+    if (parts.rank != rank)
+      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, config_name, rank));
   }
-  if (pairs.empty()) problems.emplace_back("there is no LoRA tensor in it");
+  if (opened.parts.empty()) problems.emplace_back("there is no LoRA tensor in it");
   check(problems.empty(), ErrorCode::bad_file,
-        fmt::format("{} does not fit:\n  {}", weights, fmt::join(problems, "\n  ")));
+        fmt::format("{} does not fit:\n  {}", files.weights, fmt::join(problems, "\n  ")));
 
-  for (const auto& [key, pair] : pairs) {
-    const std::string name = module_name(key.first, key.second), full = "model." + name;
-    spec.targets.push_back("model." + name);
-    if (!ranks.empty()) spec.rank_pattern.emplace_back(full, pair.rank);
+  for (const auto& [key, parts] : opened.parts) {
+    const std::string full = "model." + module_name(key.first, key.second);
+    spec.targets.push_back(full);
+    if (!ranks.empty()) spec.rank_pattern.emplace_back(full, parts.rank);
     if (!alphas.empty())
-      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), config_path));
+      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), files.config));
   }
   loaded.layout = AdapterLayout(config, spec);
   return opened;
 }
 
+// What differs, module by module: the scales within float rounding.
+std::vector<std::string> differences(const AdapterLayout& wanted, const AdapterLayout& found) {
+  std::vector<std::string> all;
+  if (wanted.spec().dora != found.spec().dora)
+    all.push_back(found.spec().dora ? "it is a DoRA adapter, the settings ask for LoRA"
+                                    : "it is a LoRA adapter, the settings ask for DoRA");
+  for (const AdapterLayout::Entry& w : wanted.entries()) {
+    const AdapterLayout::Entry* f = found.find(w.layer, w.module);
+    const std::string name = module_name(w.layer, w.module);
+    if (f == nullptr) all.push_back(name + " is not in it");
+    else if (f->rank != w.rank) all.push_back(fmt::format("{} has rank {}, needed {}", name, f->rank, w.rank));
+    else if (std::abs(f->scale - w.scale) > 1e-6F * std::abs(w.scale))
+      all.push_back(fmt::format("{} has scale {}, needed {}", name, f->scale, w.scale));
+  }
+  for (const AdapterLayout::Entry& f : found.entries()) {
+    if (wanted.find(f.layer, f.module) == nullptr)
+      all.push_back(fmt::format("{} is in it, but not adapted by the settings", module_name(f.layer, f.module)));
+  }
+  return all;
+}
+
 }  // namespace
 
-LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config) {
-  OpenAdapter opened = open_adapter(folder, config);
+int64_t interleaved_head_dim(const ModelConfig& config, int64_t layer, Module module) {
+  const bool qk = module == Module::q_proj || module == Module::k_proj;
+  return qk && gguf_permutes_qk(config.model_type) ? config.layers[static_cast<size_t>(layer)].head_dim : 0;
+}
+
+Adapter LoadedAdapter::view() {
+  const auto tensor = [](std::vector<float>& v) {
+    if (v.empty()) return Tensor{};
+    return Tensor{.data = v.data(), .dtype = DType::f32, .shape = {static_cast<int64_t>(v.size())}};
+  };
+  return {layout, tensor(flat), tensor(norms)};
+}
+
+LoadedAdapter load_adapter(const std::string& path, const ModelConfig& config) {
+  OpenAdapter opened = open_adapter(path, config);
   opened.about.flat.assign(static_cast<size_t>(opened.about.layout.size()), 0.0F);
-  opened.read_into(opened.about.flat.data());
+  opened.read_into(config, opened.about.flat.data());
   return std::move(opened.about);
 }
 
-void load_adapter_into(const std::string& folder, const ModelConfig& config, const AdapterLayout& layout, float* flat) {
-  const OpenAdapter opened = open_adapter(folder, config);
-  const auto same = [](const AdapterLayout::Entry& a, const AdapterLayout::Entry& b) {
-    return a.layer == b.layer && a.module == b.module && a.rank == b.rank && a.a_offset == b.a_offset &&
-           a.scale == b.scale;
-  };
-  const auto& ours = layout.entries();
-  const auto& theirs = opened.about.layout.entries();
-  check(std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), same), ErrorCode::bad_file,
-        fmt::format("{}: its adapter has other modules, ranks or scales than the settings ask for; resume with the "
-                    "settings it was started with, "
-                    "or give another adapter_path",
-                    folder));
+void load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout, float* flat) {
+  const OpenAdapter opened = open_adapter(path, config);
+  const std::vector<std::string> problems = differences(layout, opened.about.layout);
+  check(problems.empty(), ErrorCode::bad_file,
+        fmt::format("{}: its adapter is not the one that the settings ask for:\n  {}", path,
+                    fmt::join(problems, "\n  ")));
   std::fill(flat, flat + layout.size(), 0.0F);
-  opened.read_into(flat);
-}
-
-void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                       const std::string& base, const std::string& module_prefix) {
-  fs::create_directories(folder);
-  std::vector<TensorToWrite> tensors;
-  std::set<std::string> targets;
-  Json rank_pattern = Json::object(), alpha_pattern = Json::object();
-  const AdapterSpec& spec = layout.spec();
-  for (const AdapterLayout::Entry& e : layout.entries()) {
-    const std::string name = module_name(e.layer, e.module);
-    const std::string key = "base_model.model." + module_prefix + name;
-    tensors.push_back({key + ".lora_A.weight", "F32", {e.rank, e.in}, bytes_of(flat + e.a_offset, e.rank * e.in)});
-    tensors.push_back({key + ".lora_B.weight", "F32", {e.out, e.rank}, bytes_of(flat + e.b_offset, e.out * e.rank)});
-    const std::string path(module_path(e.module));
-    targets.insert(path.substr(path.rfind('.') + 1));
-    // A regular expression for PEFT, so dots are escaped.
-    const std::string escaped = std::regex_replace(name, std::regex("\\."), "\\.");
-    if (e.rank != spec.rank) rank_pattern[escaped] = e.rank;
-    if (e.alpha != spec.alpha) alpha_pattern[escaped] = e.alpha;
-  }
-  write_safetensors((fs::path(folder) / peft_weights).string(), tensors, {{"format", "pt"}});
-  Json config = {{"peft_type", "LORA"},
-                 {"task_type", "CAUSAL_LM"},
-                 {"base_model_name_or_path", base},
-                 {"r", spec.rank},
-                 {"lora_alpha", spec.alpha},
-                 {"lora_dropout", spec.dropout},
-                 {"target_modules", targets},
-                 {"bias", "none"},
-                 {"fan_in_fan_out", false},
-                 {"inference_mode", true},
-                 {"use_rslora", spec.rank_stabilised},
-                 {"use_dora", false},
-                 {"rank_pattern", rank_pattern},
-                 {"alpha_pattern", alpha_pattern},
-                 {"modules_to_save", nullptr}};
-  if (spec.last_layers >= 0) {
-    std::set<int64_t> layers;
-    for (const AdapterLayout::Entry& e : layout.entries()) layers.insert(e.layer);
-    config["layers_to_transform"] = layers;
-    config["layers_pattern"] = "layers";
-  }
-  atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
-}
-
-void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                      int64_t num_model_layers, const std::string& module_prefix) {
-  fs::create_directories(folder);
-  int64_t rank = 0, first_layer = num_model_layers;
-  for (const AdapterLayout::Entry& e : layout.entries()) {
-    rank = std::max(rank, e.rank);
-    first_layer = std::min(first_layer, e.layer);
-  }
-  const double scale = static_cast<double>(layout.entries().front().scale);
-  std::vector<std::vector<float>> storage;
-  storage.reserve(layout.entries().size() * 2);
-  std::vector<TensorToWrite> tensors;
-  std::set<std::string> keys;
-  for (const AdapterLayout::Entry& e : layout.entries()) {
-    const std::string key = module_prefix + module_name(e.layer, e.module);
-    keys.insert(std::string(module_path(e.module)));
-    std::vector<float> a(static_cast<size_t>(e.in * rank), 0.0F), b(static_cast<size_t>(rank * e.out), 0.0F);
-    // One scale for the file: what differs goes into b.
-    const auto factor = static_cast<float>(static_cast<double>(e.scale) / scale);
-    for (int64_t r = 0; r < e.rank; ++r) {
-      for (int64_t i = 0; i < e.in; ++i) a[static_cast<size_t>(i * rank + r)] = flat[e.a_offset + r * e.in + i];
-      for (int64_t o = 0; o < e.out; ++o) {
-        const float value = flat[e.b_offset + o * e.rank + r];
-        b[static_cast<size_t>(r * e.out + o)] = e.scale == layout.entries().front().scale ? value : factor * value;
-      }
-    }
-    storage.push_back(std::move(a));
-    tensors.push_back({key + ".lora_a", "F32", {e.in, rank}, bytes_of(storage.back().data(), e.in * rank)});
-    storage.push_back(std::move(b));
-    tensors.push_back({key + ".lora_b", "F32", {rank, e.out}, bytes_of(storage.back().data(), rank * e.out)});
-  }
-  write_safetensors((fs::path(folder) / mlx_weights).string(), tensors, {{"format", "mlx"}});
-  const Json config = {
-      {"fine_tune_type", "lora"},
-      {"num_layers", num_model_layers - first_layer},
-      {"lora_parameters", {{"rank", rank}, {"scale", scale}, {"dropout", layout.spec().dropout}, {"keys", keys}}}};
-  atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
+  opened.read_into(config, flat);
 }
 
 }  // namespace sluice

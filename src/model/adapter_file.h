@@ -1,13 +1,16 @@
-// Adapters on disk, as PEFT and mlx-lm write them.
+// Adapters on disk, as PEFT, mlx-lm and llama.cpp write them.
 //
-//   save_peft_adapter("out/last", adapter_on_host, {.base = "SmolLM2-135M-Instruct"});
-//   LoadedAdapter loaded = load_adapter("out/last", model.config);   // either format, told apart by its files
+//   save_peft_adapter("out/last", layout, flat, "SmolLM2-135M-Instruct");
+//   LoadedAdapter loaded = load_adapter("out/last", model.config);   // any of the three, told apart by its files
 //
-// PEFT: adapter_model.safetensors, keys base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight [R, in] and lora_B [out, R];
-// adapter_config.json. mlx-lm: adapters.safetensors, keys model.layers.0.self_attn.q_proj.lora_a [in, R] and lora_b [R, out];
-// one rank and one scale for all, so smaller ranks are padded with zeros and differing scales are folded into b. Values are F32.
+// PEFT: adapter_model.safetensors, keys base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight [R, in], lora_B [out, R] and, of a DoRA
+// adapter, lora_magnitude_vector [out]; adapter_config.json. mlx-lm: adapters.safetensors, keys model.layers.0.self_attn.q_proj.lora_a [in, R],
+// lora_b [R, out] and m [out]; one rank and one scale for all, so smaller ranks are padded with zeros and differing scales are folded into b.
+// llama.cpp: one .gguf, blk.0.attn_q.weight.lora_a [R, in] and lora_b [out, R], whose rows lie as the base's do; one alpha for all, scale =
+// alpha / R, so rank-stabilised and differing scales are folded into b; DoRA does not exist there. Values are F32.
+//
 // Loading is strict: every tensor must belong to a module of the model and every adapted module must be complete; all that
-// is wrong is listed in one Error(bad_file). What cannot be represented (DoRA, modules_to_save, embeddings) is refused by name.
+// is wrong is listed in one Error(bad_file). What cannot be represented (modules_to_save, embeddings) is refused by name.
 #pragma once
 
 #include <string>
@@ -17,21 +20,24 @@
 
 namespace sluice {
 
-enum class AdapterFormat : uint8_t { peft, mlx };
+enum class AdapterFormat : uint8_t { peft, mlx, gguf };
 
 struct LoadedAdapter {
   AdapterLayout layout;
-  std::vector<float> flat;  // layout.size() numbers
+  std::vector<float> flat;   // layout.size() numbers
+  std::vector<float> norms;  // DoRA: layout.num_norms() numbers once model/dora.h has filled them
   AdapterFormat format = AdapterFormat::peft;
   std::string base;  // base_model_name_or_path, or empty
+
+  Adapter view();
 };
 
-// Throws Error(bad_file), Error(bad_config).
-LoadedAdapter load_adapter(const std::string& folder, const ModelConfig& config);
+// `path` is a folder, a .safetensors file with adapter_config.json beside it, or a .gguf file. Throws Error(bad_file), Error(bad_config).
+LoadedAdapter load_adapter(const std::string& path, const ModelConfig& config);
 
-// The same into memory of the caller's, layout.size() floats. Throws Error(bad_file) too when the folder's adapter has other modules, ranks or
-// scales than `layout`.
-void load_adapter_into(const std::string& folder, const ModelConfig& config, const AdapterLayout& layout, float* flat);
+// The same into memory of the caller's, layout.size() floats. Throws Error(bad_file) too when the adapter has other modules, ranks or scales than
+// `layout`, listing each.
+void load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout, float* flat);
 
 // `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `module_prefix` is what stands before
 // "layers.0" in the checkpoint's names: "model." for the Llama family. Written atomically, the config last.
@@ -39,5 +45,11 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
                        const std::string& base, const std::string& module_prefix = "model.");
 void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
                       int64_t num_model_layers, const std::string& module_prefix = "model.");
+// Throws Error(bad_config) for a DoRA adapter.
+void save_gguf_adapter(const std::string& path, const AdapterLayout& layout, const float* flat,
+                       const ModelConfig& config);
+
+// > 0: llama.cpp stores the output rows of this module with those of each head interleaved (Weight::interleaved_head_dim).
+int64_t interleaved_head_dim(const ModelConfig& config, int64_t layer, Module module);
 
 }  // namespace sluice

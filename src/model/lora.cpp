@@ -45,18 +45,18 @@ LinearShape linear_shape(const ModelConfig& config, int64_t layer, Module module
   return {};
 }
 
-namespace {
-
-// PEFT: re.match(rf"(.*\.)?({key})$", name) with literal keys.
-bool matches(const std::string& name, const std::string& key) {
-  if (name == key) return true;
-  return name.size() > key.size() && name.ends_with(key) && name[name.size() - key.size() - 1] == '.';
+// PEFT: re.match(rf"(.*\.)?({key})$", path) with literal keys.
+bool names_module(const std::string& key, const std::string& path) {
+  if (path == key) return true;
+  return path.size() > key.size() && path.ends_with(key) && path[path.size() - key.size() - 1] == '.';
 }
+
+namespace {
 
 template <class T, class U>
 T first_match(const std::vector<std::pair<std::string, U>>& patterns, const std::string& name, T otherwise) {
   for (const auto& [key, value] : patterns) {
-    if (matches(name, key)) return static_cast<T>(value);
+    if (names_module(key, name)) return static_cast<T>(value);
   }
   return otherwise;
 }
@@ -86,7 +86,7 @@ AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec)
       const std::string name = "model." + module_name(layer, module);
       bool wanted = spec.targets.empty();
       for (size_t t = 0; t < spec.targets.size(); ++t) {
-        if (!matches(name, spec.targets[t])) continue;
+        if (!names_module(spec.targets[t], name)) continue;
         wanted = true;
         used[t] = true;
       }
@@ -98,11 +98,22 @@ AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec)
       const auto rank = static_cast<float>(entry.rank);
       entry.scale = entry.alpha / (spec.rank_stabilised ? std::sqrt(rank) : rank);
       entry.a_offset = size_;
-      entry.b_offset = entry.a_offset + padded(entry.rank * in);
-      size_ = entry.b_offset + padded(out * entry.rank);
+      size_ += padded(entry.rank * in);
       index_[static_cast<size_t>(layer)][static_cast<size_t>(m)] = static_cast<int32_t>(entries_.size());
       entries_.push_back(entry);
     }
+  }
+  b_begin_ = size_;
+  for (Entry& entry : entries_) {
+    entry.b_offset = size_;
+    size_ += padded(entry.out * entry.rank);
+  }
+  magnitude_begin_ = size_;
+  for (Entry& entry : entries_) {
+    if (!spec.dora) break;
+    entry.magnitude_offset = size_;
+    entry.norm_offset = size_ - magnitude_begin_;
+    size_ += padded(entry.out);
   }
   for (size_t t = 0; t < used.size(); ++t) {
     check(used[t], ErrorCode::bad_config,
@@ -119,22 +130,29 @@ const AdapterLayout::Entry* AdapterLayout::find(int64_t layer, Module module) co
 
 int64_t AdapterLayout::num_parameters() const {
   int64_t count = 0;
-  for (const Entry& entry : entries_) count += entry.rank * (entry.in + entry.out);
+  for (const Entry& entry : entries_) count += entry.rank * (entry.in + entry.out) + (spec_.dora ? entry.out : 0);
   return count;
 }
 
-Adapter::Adapter(const AdapterLayout& layout, Tensor flat) : layout_(&layout), flat_(flat) {
+Adapter::Adapter(const AdapterLayout& layout, Tensor flat, Tensor norms)
+    : layout_(&layout), flat_(flat), norms_(norms) {
   SLUICE_ASSERT(flat.shape == Shape{layout.size()} && flat.dtype == DType::f32);
+  SLUICE_ASSERT(norms.empty() || (norms.shape == Shape{layout.num_norms()} && norms.dtype == DType::f32));
 }
 
 Lora Adapter::lora(int64_t layer, Module module) const {
   if (empty()) return {};
   const AdapterLayout::Entry* entry = layout_->find(layer, module);
   if (entry == nullptr) return {};
-  auto* base = static_cast<float*>(flat_.data);
-  return {.a = {.data = base + entry->a_offset, .dtype = DType::f32, .shape = {entry->rank, entry->in}},
-          .b = {.data = base + entry->b_offset, .dtype = DType::f32, .shape = {entry->out, entry->rank}},
-          .scale = entry->scale};
+  const auto view = [](const Tensor& in, int64_t offset, Shape shape) {
+    return Tensor{.data = in.as<float>() + offset, .dtype = DType::f32, .shape = shape};
+  };
+  Lora lora{.a = view(flat_, entry->a_offset, {entry->rank, entry->in}),
+            .b = view(flat_, entry->b_offset, {entry->out, entry->rank}),
+            .scale = entry->scale};
+  if (layout_->spec().dora) lora.magnitude = view(flat_, entry->magnitude_offset, {entry->out});
+  if (!norms_.empty()) lora.norm = view(norms_, entry->norm_offset, {entry->out});
+  return lora;
 }
 
 void initialise_adapter(const AdapterLayout& layout, uint64_t seed, float* flat) {
@@ -165,6 +183,8 @@ void LoraLinear::forward(Context& ctx, const Adapter& adapter, const DropoutKey&
                        .bias = bias,
                        .lora_a = lora.a,
                        .lora_b = lora.b,
+                       .magnitude = lora.magnitude,
+                       .norm = lora.norm,
                        .scale = lora.scale,
                        .dropout = dropout(key, row_begin),
                        .x = x,
@@ -178,6 +198,8 @@ void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey
   linear_backward(ctx, {.weight = weight,
                         .lora_a = lora.a,
                         .lora_b = lora.b,
+                        .magnitude = lora.magnitude,
+                        .norm = lora.norm,
                         .scale = lora.scale,
                         .dropout = dropout(key, row_begin),
                         .x = x,
@@ -185,7 +207,8 @@ void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey
                         .dx = dx,
                         .write = write,
                         .dlora_a = dlora.a,
-                        .dlora_b = dlora.b});
+                        .dlora_b = dlora.b,
+                        .dmagnitude = dlora.magnitude});
 }
 
 }  // namespace sluice

@@ -36,26 +36,27 @@ std::string_view module_path(Module module);
 // "layers.3.self_attn.q_proj"
 std::string module_name(int64_t layer, Module module);
 
+// Whether a target or a pattern's key names a module, as PEFT matches literal keys: the path itself or its end after a dot.
+bool names_module(const std::string& key, const std::string& path);
+
 struct LinearShape {
   int64_t in = 0, out = 0;  // 0: this layer has no such module
 };
 LinearShape linear_shape(const ModelConfig& config, int64_t layer, Module module);
 
 struct Lora {
-  Tensor a;  // [R, in] f32    empty: not adapted
-  Tensor b;  // [out, R] f32
+  Tensor a;                // [R, in] f32    empty: not adapted
+  Tensor b;                // [out, R] f32
+  Tensor magnitude, norm;  // [out] f32    DoRA; norm is empty in an adapter that holds gradients
   float scale = 0;
   bool empty() const { return a.empty(); }
-};
-
-struct LoraGrads {
-  Tensor a, b;  // as Lora, summed into
 };
 
 // What a user asks for.
 struct AdapterSpec {
   int64_t rank = 8;
   float alpha = 16;
+  bool dora = false;             // weight-decomposed: Liu et al. 2024, arXiv:2402.09353
   bool rank_stabilised = false;  // scale = alpha / sqrt(rank): Kalajdzievski 2023, arXiv:2312.03732
   float dropout = 0;
   // Patterns as PEFT matches them: a module is adapted if its path equals a target or ends with "." + target. Empty: every linear
@@ -74,7 +75,8 @@ class AdapterLayout {
     Module module{};
     int64_t in = 0, out = 0, rank = 0;
     float alpha = 0, scale = 0;
-    int64_t a_offset = 0, b_offset = 0;  // in elements of the flat buffer
+    // In elements of the flat buffer: every A, every B, every magnitude. norm_offset is in that of the norms.
+    int64_t a_offset = 0, b_offset = 0, magnitude_offset = 0, norm_offset = 0;
   };
 
   AdapterLayout() = default;
@@ -84,34 +86,40 @@ class AdapterLayout {
   const AdapterSpec& spec() const { return spec_; }
   const std::vector<Entry>& entries() const { return entries_; }
   const Entry* find(int64_t layer, Module module) const;
-  int64_t size() const { return size_; }  // elements of the flat buffer, padded entries included
-  int64_t num_parameters() const;         // trained numbers
+  int64_t size() const { return size_; }        // elements of the flat buffer, padded entries included
+  int64_t b_begin() const { return b_begin_; }  // where the Bs begin
+  int64_t magnitude_begin() const { return magnitude_begin_; }
+  int64_t num_norms() const { return size_ - magnitude_begin_; }  // 0 without DoRA
+  int64_t num_parameters() const;                                 // trained numbers
 
  private:
   AdapterSpec spec_;
   std::vector<Entry> entries_;
   std::vector<std::array<int32_t, num_modules>> index_;  // by layer; -1: none
-  int64_t size_ = 0;
+  int64_t b_begin_ = 0, magnitude_begin_ = 0, size_ = 0;
 };
 
-// Views into one flat f32 buffer: parameters, gradients and moments all have this layout.
+// Views into one flat f32 buffer: parameters, gradients and moments all have this layout. What DoRA derives from the parameters, the norms of
+// the adapted weights' rows, lies in a buffer of its own: model/dora.h fills it, anew whenever A or B change.
 class Adapter {
  public:
   Adapter() = default;
-  Adapter(const AdapterLayout& layout, Tensor flat);
+  // norms: [layout.num_norms()] f32, in an adapter that a DoRA layer is run with.
+  Adapter(const AdapterLayout& layout, Tensor flat, Tensor norms = {});
 
   bool empty() const { return flat_.empty(); }
   const AdapterLayout& layout() const { return *layout_; }
   Tensor flat() const { return flat_; }
+  Tensor norms() const { return norms_; }
   Lora lora(int64_t layer, Module module) const;  // empty when not adapted
 
  private:
   const AdapterLayout* layout_ = nullptr;
-  Tensor flat_;
+  Tensor flat_, norms_;
 };
 
 // A: Kaiming uniform with a = sqrt(5), that is U(-1/sqrt(in), 1/sqrt(in)); B = 0. Element i of a module is a function of (seed, module, i).
-// `flat` is host memory of layout.size() floats.
+// Magnitudes are 0: model/dora.h starts them. `flat` is host memory of layout.size() floats.
 void initialise_adapter(const AdapterLayout& layout, uint64_t seed, float* flat);
 
 // Random numbers of one forward/backward: dropout masks depend on these and on nothing else.

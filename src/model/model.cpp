@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
 #include <utility>
 
 #include "io/row_access.h"
+#include "model/gguf_names.h"
 #include "model/registry.h"
 #include "ops/common/copy.h"
 #include "ops/quant/quant.h"
@@ -17,24 +17,6 @@
 namespace sluice {
 
 namespace {
-
-// Hugging Face's names inside a layer, and llama.cpp's.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 14> gguf_names = {{
-    {"self_attn.q_proj", "attn_q"},
-    {"self_attn.k_proj", "attn_k"},
-    {"self_attn.v_proj", "attn_v"},
-    {"self_attn.o_proj", "attn_output"},
-    {"self_attn.q_norm", "attn_q_norm"},
-    {"self_attn.k_norm", "attn_k_norm"},
-    {"mlp.gate_proj", "ffn_gate"},
-    {"mlp.up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},
-    {"input_layernorm", "attn_norm"},
-    {"post_feedforward_layernorm", "post_ffw_norm"},
-    {"per_layer_input_gate", "inp_gate"},
-    {"per_layer_projection", "proj"},
-    {"post_per_layer_input_norm", "post_norm"},
-}};
 
 class Loader {
  public:
@@ -193,6 +175,22 @@ std::vector<Tensor> Model::rope_tables(Context& ctx, const std::vector<int32_t>&
                      .table = tables[i]});
   }
   return tables;
+}
+
+const LoraLinear& linear_of(const Model& model, int64_t layer, Module module) {
+  const DecoderLayer& l = model.layers[static_cast<size_t>(layer)];
+  switch (module) {
+    case Module::q_proj: return l.q;
+    case Module::k_proj: return l.k;
+    case Module::v_proj: return l.v;
+    case Module::o_proj: return l.o;
+    case Module::gate_proj: return l.gate;
+    case Module::up_proj: return l.up;
+    case Module::down_proj: return l.down;
+    case Module::per_layer_input_gate: return l.input_gate;
+    case Module::per_layer_projection: break;
+  }
+  return l.input_projection;
 }
 
 int64_t Model::num_weights() const {

@@ -53,6 +53,8 @@ struct Model {
   std::vector<std::unique_ptr<std::vector<float>>> vectors_;
 };
 
+const LoraLinear& linear_of(const Model& model, int64_t layer, Module module);
+
 // Reads config and tensors. Throws Error(bad_file) for a missing tensor or a shape that disagrees, Error(bad_config) for an
 // architecture that is not supported, naming it and those that are.
 std::unique_ptr<Model> load_model(std::unique_ptr<WeightSource> source);

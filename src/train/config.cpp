@@ -48,7 +48,7 @@ const std::vector<Setting>& train_settings() {
       {"reference_free", &C::reference_free, "dpo without a reference policy"},
       {"reference_adapter",
        &C::reference_adapter,
-       "dpo, kto: folder of the frozen adapter that is the reference policy; empty: the base alone",
+       "dpo, kto: folder of the frozen adapter that is the reference policy; empty: resume_adapter_file, else the base",
        {"ref_adapter"}},
       {"orpo_lambda",
        &C::orpo_lambda,
@@ -128,6 +128,15 @@ const std::vector<Setting>& train_settings() {
        {},
        0,
        1e9},
+      {"fine_tune_type",
+       &C::fine_tune_type,
+       "LoRA, or its weight-decomposed form DoRA",
+       {"use_dora", "peft_use_dora"},
+       {"lora", "dora"}},
+      {"resume_adapter_file",
+       &C::resume_adapter_file,
+       "adapter to start from, its weights only (PEFT, mlx-lm or GGUF; folder or file); resume goes on with a run",
+       {"adapter_file", "warm_start_adapter"}},
       {"lora_parameters.rank", &C::rank, "rank of the adapter", {"rank", "lora_r", "lora_rank", "r"}, {}, 1, 4096},
       {"lora_parameters.scale", &C::scale, "factor on the adapter's product", {"scale"}, {}, 0, 1e4},
       {"lora_parameters.alpha",
@@ -156,8 +165,21 @@ const std::vector<Setting>& train_settings() {
        &C::alpha_pattern,
        "alphas of single modules, as path=alpha",
        {"alpha_pattern"}},
+      {"lora_parameters.rank_policy",
+       &C::rank_policy,
+       "rank by module: by_bits = rank x stored bits / 4, by_kl = rank x clip(kl / median, 0.5, 2) from "
+       "optiq_metadata.json; rank_pattern wins",
+       {"rank_policy", "rank_scaling"},
+       {"uniform", "by_bits", "by_kl"}},
       {"num_layers", &C::num_layers, "adapt only the last n layers; -1: all", {"lora_layers"}, {}, -1, 1e6},
       {"rs_lora", &C::rs_lora, "scale = alpha / sqrt(rank)", {"use_rslora", "peft_use_rslora"}},
+      {"lora_plus_ratio",
+       &C::lora_plus_ratio,
+       "learning rate of B as a multiple of A's (LoRA+); 1: the same",
+       {"loraplus_lr_ratio"},
+       {},
+       1e-3,
+       1e4},
       {"steps_per_report",
        &C::steps_per_report,
        "optimizer steps between lines of progress",
@@ -329,6 +351,9 @@ class Reader {
     if (setting->name == "loss_type" && text == "ipo") {
       value = "ipo_mean";
       note("loss_type ipo is ipo_mean here, as TRL has it; the paper's is ipo_sum");
+    }
+    if (by_alias && setting->name == "fine_tune_type") {  // PEFT's use_dora
+      if (const auto dora = parse_bool(text)) value = *dora ? "dora" : "lora";
     }
     std::visit(Assign{config_, *setting, value, where}, setting->field);
   }

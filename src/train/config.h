@@ -43,8 +43,10 @@ struct TrainConfig {
   int64_t rank = 8;
   double scale = 2, alpha = 0, dropout = 0;
   std::vector<std::string> keys, rank_pattern, alpha_pattern;
+  std::string rank_policy = "uniform", fine_tune_type = "lora", resume_adapter_file;
   int64_t num_layers = -1;
   bool rs_lora = false;
+  double lora_plus_ratio = 1;
   // reports and files
   int64_t steps_per_report = 10, steps_per_eval = 200, val_batches = -1, save_every = 100, save_total_limit = 0;
   std::string metric_for_best_model, greater_is_better = "auto";

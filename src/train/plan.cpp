@@ -8,6 +8,8 @@
 #include <limits>
 #include <optional>
 
+#include "train/adapter_setup.h"
+
 namespace sluice {
 
 namespace {
@@ -92,7 +94,11 @@ int64_t counted(const PlanRequest& request, Body body) {
 
 // The adapter's numbers lie in another arena; here its layout is what matters.
 Adapter unread_adapter(const AdapterLayout& layout) {
-  return {layout, {.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {layout.size()}}};
+  const auto unread = [](int64_t count) {
+    return Tensor{.data = reinterpret_cast<void*>(Arena::alignment), .dtype = DType::f32, .shape = {count}};
+  };
+  const int64_t norms = layout.num_norms();
+  return {layout, unread(layout.size()), norms > 0 ? unread(norms) : Tensor{}};
 }
 
 std::vector<int32_t> zeros(int64_t count) { return std::vector<int32_t>(static_cast<size_t>(count), 0); }
@@ -183,7 +189,7 @@ int64_t price_forward(const PlanRequest& request, const Schedule& schedule, cons
 Plan describe_around(const PlanRequest& request) {
   Plan plan;
   plan.mapped_bytes = request.model.weight_bytes();
-  plan.parameter_bytes = 4 * ((request.layout.size() * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment);
+  plan.parameter_bytes = resident_bytes(request.layout);
   plan.process_bytes = request.process_bytes ? request.process_bytes() : 0;
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
   return plan;
@@ -201,7 +207,11 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
       plan.validation_bytes = std::max(plan.validation_bytes, price_forward(request, schedule, shape, *layout));
     }
   }
-  plan.step_bytes = std::max(plan.step_bytes, plan.validation_bytes);
+  const int64_t norm_bytes = counted(request, [&](Context& ctx) {
+    refresh_norms(ctx, request.model, unread_adapter(request.layout));
+    return ctx.arena.peak();
+  });
+  plan.step_bytes = std::max({plan.step_bytes, plan.validation_bytes, norm_bytes});
   std::vector<PhaseRecord> log;
   const BatchShape& shape = largest(request.train);
   plan.num_tokens = shape.spans.num_tokens();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "train/adapter_setup.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -25,18 +26,18 @@ PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets) 
   if (tokens <= 0) {
     Silent silent;
     const Run run(config, silent);
-    return {run.plan(), run.candidates()};
+    return {run.plan(), run.candidates(), rank_table(run.layout())};
   }
   check(!config.model.empty(), ErrorCode::bad_config, "model is not given; name a folder or a .gguf file");
   check(
       tokens >= 2 && targets < tokens, ErrorCode::bad_config,
       fmt::format("--tokens is {} and --targets {}; at least 2 tokens and fewer targets than tokens", tokens, targets));
   const std::unique_ptr<Model> model = load_model(open_model(config.model, {.allow_header_only = true}));
-  const AdapterLayout layout(model->config, adapter_spec(config));
+  const AdapterLayout layout = adapter_layout(config, *model);
   PlanRequest request{.model = *model, .layout = layout};
   request.train = {{Spans::one(tokens), targets > 0 ? targets : tokens - 1}};
   set_machine(request, config, config.threads > 0 ? static_cast<int>(config.threads) : ThreadPool::default_threads());
-  return {make_plan(request), candidate_plans(request)};
+  return {make_plan(request), candidate_plans(request), rank_table(layout)};
 }
 
 }  // namespace sluice

@@ -9,6 +9,7 @@ namespace sluice {
 struct PlannedRun {
   Plan plan;
   std::vector<Plan> candidates;
+  std::string ranks;  // by layer and module, a line for each run of layers
 };
 
 // tokens > 0: one sequence of that length with `targets` supervised tokens (0: all but the first); the model may be headers only and no data

@@ -62,17 +62,15 @@ ReferencePolicy::ReferencePolicy(const Model& model, const std::string& adapter_
 }
 
 void ReferencePolicy::forget() {
-  if (adapter_) std::vector<float>().swap(adapter_->flat);
+  if (!adapter_) return;
+  std::vector<float>().swap(adapter_->flat);
+  std::vector<float>().swap(adapter_->norms);
 }
 
 std::vector<PairReference> ReferencePolicy::logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,
                                                   const StepSettings& settings) {
-  Adapter adapter;
-  if (adapter_) {
-    adapter = Adapter(
-        adapter_->layout,
-        {.data = adapter_->flat.data(), .dtype = DType::f32, .shape = {static_cast<int64_t>(adapter_->flat.size())}});
-  }
+  if (adapter_) refresh_norms(ctx.pool, model_, *adapter_);
+  const Adapter adapter = adapter_ ? adapter_->view() : Adapter();
   std::vector<PairReference> references(static_cast<size_t>(rows.size()));
   for (int64_t row = 0; row < rows.size(); ++row) {
     if (!wanted[static_cast<size_t>(row)]) continue;

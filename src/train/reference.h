@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "model/adapter_file.h"
+#include "model/dora.h"
 #include "train/objective.h"
 #include "train/run_rows.h"
 
@@ -24,7 +24,7 @@ class ReferencePolicy {
   ReferencePolicy(const Model& model, const std::string& adapter_folder);
 
   const AdapterLayout* layout() const { return adapter_ ? &adapter_->layout : nullptr; }
-  int64_t bytes() const { return adapter_ ? adapter_->layout.size() * 4 : 0; }
+  int64_t bytes() const { return adapter_ ? (adapter_->layout.size() + adapter_->layout.num_norms()) * 4 : 0; }
   // Changes when a weight of the base or of the adapter does; weights are sampled, not read whole.
   const std::string& key() const { return key_; }
   const std::string& identity() const { return identity_; }

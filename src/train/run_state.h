@@ -6,6 +6,7 @@
 #include <string>
 
 #include "io/hash.h"
+#include "train/adapter_setup.h"
 #include "train/checkpoint.h"
 #include "train/lambda_controller.h"
 #include "train/lr_schedule.h"
@@ -21,15 +22,15 @@ inline double seconds_since(Clock::time_point start) {
 inline DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
 
 struct Run::State {
-  State(int64_t parameters, int64_t step_bytes, ThreadPool& pool)
-      : resident(Arena::allocate(Device::cpu(),
-                                 4 * ((parameters * 4 + Arena::alignment - 1) / Arena::alignment * Arena::alignment))),
+  State(const AdapterLayout& layout, int64_t step_bytes, ThreadPool& pool)
+      : resident(Arena::allocate(Device::cpu(), resident_bytes(layout))),
         arena(Arena::allocate(Device::cpu(), step_bytes)),
         ctx{.arena = arena, .pool = pool},
-        p(resident.tensor(DType::f32, {parameters})),
-        g(resident.tensor(DType::f32, {parameters})),
-        m(resident.tensor(DType::f32, {parameters})),
-        v(resident.tensor(DType::f32, {parameters})) {}
+        p(resident.tensor(DType::f32, {layout.size()})),
+        g(resident.tensor(DType::f32, {layout.size()})),
+        m(resident.tensor(DType::f32, {layout.size()})),
+        v(resident.tensor(DType::f32, {layout.size()})),
+        norms(layout.num_norms() > 0 ? resident.tensor(DType::f32, {layout.num_norms()}) : Tensor{}) {}
 
   std::string parameter_hash() const {
     return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel()))));
@@ -38,6 +39,7 @@ struct Run::State {
   Arena resident, arena;
   Context ctx;
   Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
+  Tensor norms;       // of DoRA, derived from p
   Adapter adapter, grads;
   TrainState now;
   std::unique_ptr<MetricsFile> metrics;

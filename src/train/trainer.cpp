@@ -14,6 +14,8 @@
 #include "io/hash.h"
 #include "ops/adamw/adamw.h"
 #include "ops/common/copy.h"
+#include "train/adapter_setup.h"
+#include "train/adapter_update.h"
 #include "train/checkpoint.h"
 #include "train/lambda_controller.h"
 #include "train/largest_shapes.h"
@@ -52,8 +54,11 @@ Run::Run(const TrainConfig& config, Progress& progress)
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
   load_data();
-  layout_ = AdapterLayout(model_->config, adapter_spec(config_));
-  if (objective_.needs_reference()) policy_.emplace(*model_, config_.reference_adapter);
+  layout_ = adapter_layout(config_, *model_);
+  // A run that starts from an adapter is compared with that, not with the base.
+  if (objective_.needs_reference())
+    policy_.emplace(*model_,
+                    config_.reference_adapter.empty() ? config_.resume_adapter_file : config_.reference_adapter);
   find_lengths();
   plan_memory();
 }
@@ -84,23 +89,6 @@ void Run::load_data() {
   train_rows_.check_vocabulary(model_->config.vocab_size);
   valid_rows_.check_vocabulary(model_->config.vocab_size);
   atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), reports.dump(2) + "\n");
-}
-
-AdapterSpec adapter_spec(const TrainConfig& config) {
-  AdapterSpec spec{.rank = config.rank,
-                   .rank_stabilised = config.rs_lora,
-                   .dropout = static_cast<float>(config.dropout),
-                   .targets = config.keys,
-                   .last_layers = config.num_layers};
-  const auto split = [](const std::string& entry) {
-    const size_t equals = entry.find('=');
-    return std::pair(entry.substr(0, equals), std::stod(entry.substr(equals + 1)));
-  };
-  for (const std::string& entry : config.rank_pattern)
-    spec.rank_pattern.emplace_back(split(entry).first, static_cast<int64_t>(split(entry).second));
-  for (const std::string& entry : config.alpha_pattern) spec.alpha_pattern.push_back(split(entry));
-  spec.alpha = static_cast<float>(config.alpha > 0 ? config.alpha : config.scale * static_cast<double>(config.rank));
-  return spec;
 }
 
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads) {
@@ -217,9 +205,9 @@ void Run::start() {
         fmt::format(
             "{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
             config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
-  state_ = std::make_unique<State>(layout_.size(), plan_.step_bytes, *pool_);
+  state_ = std::make_unique<State>(layout_, plan_.step_bytes, *pool_);
   State& s = *state_;
-  s.adapter = Adapter(layout_, s.p);
+  s.adapter = Adapter(layout_, s.p, s.norms);
   s.grads = Adapter(layout_, s.g);
   s.now.run_id = identity();
   s.lr = {.name = config_.lr_schedule,
@@ -230,10 +218,16 @@ void Run::start() {
           .total = total_steps_};
   s.lambda = LambdaController(
       {.start = objective_.orpo_lambda, .max = config_.orpo_lambda_max, .patience = config_.orpo_lambda_patience});
-  initialise_adapter(layout_, static_cast<uint64_t>(config_.seed), s.p.as<float>());
-  s.start_hash = s.parameter_hash();
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
+  const auto start = [&] {
+    start_adapter(s.ctx, *model_, config_, s.adapter);
+    s.start_hash = s.parameter_hash();
+  };
+  // A run that is resumed no longer needs the adapter that it began with.
+  if (config_.resume_adapter_file.empty()) start();
   const bool resumed = try_resume();
+  if (!resumed && !config_.resume_adapter_file.empty()) start();
+  refresh_norms(s.ctx, *model_, s.adapter);
   const fs::path out(config_.adapter_path);
   prune_checkpoints(config_.adapter_path, 0);
   find_reference();
@@ -300,17 +294,20 @@ void Run::update(int64_t count) {
   if (squares[0] == 0) fail("the gradient is zero, so nothing would be learned");
   s.grad_norm = std::sqrt(squares[0]);
   const double clip = config_.max_grad_norm > 0 ? std::min(1.0, config_.max_grad_norm / s.grad_norm) : 1.0;
-  adamw(s.ctx, {.p = s.p,
-                .m = s.m,
-                .v = s.v,
-                .g = s.g,
-                .grad_scale = static_cast<float>(clip),
-                .lr = static_cast<float>(s.lr.at(s.now.step)),
-                .beta1 = static_cast<float>(config_.adam_beta1),
-                .beta2 = static_cast<float>(config_.adam_beta2),
-                .eps = static_cast<float>(config_.adam_epsilon),
-                .weight_decay = static_cast<float>(config_.weight_decay),
-                .t = s.now.step + 1});
+  update_adapter(s.ctx, layout_,
+                 {.p = s.p,
+                  .m = s.m,
+                  .v = s.v,
+                  .g = s.g,
+                  .grad_scale = static_cast<float>(clip),
+                  .lr = static_cast<float>(s.lr.at(s.now.step)),
+                  .beta1 = static_cast<float>(config_.adam_beta1),
+                  .beta2 = static_cast<float>(config_.adam_beta2),
+                  .eps = static_cast<float>(config_.adam_epsilon),
+                  .weight_decay = static_cast<float>(config_.weight_decay),
+                  .t = s.now.step + 1},
+                 config_.lora_plus_ratio);
+  refresh_norms(s.ctx, *model_, s.adapter);
   ++s.now.step;
   ++s.steps;
 }

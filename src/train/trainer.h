@@ -35,7 +35,6 @@ struct RunResult {
 
 RunResult train(const TrainConfig& config, Progress& progress);
 
-AdapterSpec adapter_spec(const TrainConfig& config);
 // Fills what a plan takes from the settings and the machine.
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads);
 

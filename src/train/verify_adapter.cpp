@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "data/batch.h"
-#include "model/adapter_file.h"
+#include "model/dora.h"
 
 namespace sluice {
 
@@ -13,7 +13,9 @@ void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapt
   const StepBatch step{.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets};
   const std::vector<float> trained = forward_logps(ctx, model, adapter, step, settings);
   load_adapter_into(folder, model.config, adapter.layout(), scratch.as<float>());
-  const std::vector<float> reloaded = forward_logps(ctx, model, Adapter(adapter.layout(), scratch), step, settings);
+  const Adapter saved(adapter.layout(), scratch, adapter.norms());
+  refresh_norms(ctx, model, saved);
+  const std::vector<float> reloaded = forward_logps(ctx, model, saved, step, settings);
   check(trained == reloaded, ErrorCode::bad_file,
         fmt::format("{}: the saved adapter gives other log-probabilities than the trained one; the disk may be damaged",
                     folder));

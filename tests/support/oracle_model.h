@@ -54,9 +54,7 @@ struct OracleModel {
     grads.assign(adapter.flat.size(), 0.0F);
   }
 
-  Adapter weights() {
-    return {adapter.layout, {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}};
-  }
+  Adapter weights() { return adapter.view(); }
   Adapter gradient() {
     return {adapter.layout, {.data = grads.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}}};
   }

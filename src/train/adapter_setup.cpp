@@ -1,0 +1,51 @@
+#include "train/adapter_setup.h"
+
+namespace sluice {
+
+namespace {
+
+AdapterSpec adapter_spec(const TrainConfig& config) {
+  AdapterSpec spec{.rank = config.rank,
+                   .dora = config.fine_tune_type == "dora",
+                   .rank_stabilised = config.rs_lora,
+                   .dropout = static_cast<float>(config.dropout),
+                   .targets = config.keys,
+                   .last_layers = config.num_layers};
+  const auto split = [](const std::string& entry) {
+    const size_t equals = entry.find('=');
+    return std::pair(entry.substr(0, equals), std::stod(entry.substr(equals + 1)));
+  };
+  for (const std::string& entry : config.rank_pattern)
+    spec.rank_pattern.emplace_back(split(entry).first, static_cast<int64_t>(split(entry).second));
+  for (const std::string& entry : config.alpha_pattern) spec.alpha_pattern.push_back(split(entry));
+  spec.alpha = static_cast<float>(config.alpha > 0 ? config.alpha : config.scale * static_cast<double>(config.rank));
+  return spec;
+}
+
+}  // namespace
+
+AdapterLayout adapter_layout(const TrainConfig& config, const Model& model) {
+  const RankPolicy policy = config.rank_policy == "by_bits" ? RankPolicy::by_bits
+                            : config.rank_policy == "by_kl" ? RankPolicy::by_kl
+                                                            : RankPolicy::uniform;
+  return {model.config, with_ranks(model, adapter_spec(config), policy)};
+}
+
+void start_adapter(Context& ctx, const Model& model, const TrainConfig& config, const Adapter& adapter) {
+  auto* flat = adapter.flat().as<float>();
+  if (!config.resume_adapter_file.empty()) {
+    load_adapter_into(config.resume_adapter_file, model.config, adapter.layout(), flat);
+    return;
+  }
+  initialise_adapter(adapter.layout(), static_cast<uint64_t>(config.seed), flat);
+  start_magnitudes(ctx, model, adapter);
+}
+
+int64_t resident_bytes(const AdapterLayout& layout) {
+  Arena arena = Arena::counting(Device::cpu());
+  for (int i = 0; i < 4; ++i) arena.tensor(DType::f32, {layout.size()});
+  arena.tensor(DType::f32, {layout.num_norms()});
+  return arena.peak();
+}
+
+}  // namespace sluice

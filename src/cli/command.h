@@ -23,6 +23,7 @@ void add_eval(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_doctor(CLI::App& app);
 void add_preview(CLI::App& app);
+void add_data(CLI::App& app);
 void add_convert(CLI::App& app);
 
 // Settings from a YAML file and what the parser left over; prints notes on aliases.

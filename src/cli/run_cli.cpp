@@ -39,6 +39,7 @@ int run_cli(int argc, char** argv) {
   add_inspect(app);
   add_doctor(app);
   add_preview(app);
+  add_data(app);
   add_convert(app);
   try {
     app.parse(argc, argv);

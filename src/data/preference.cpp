@@ -39,12 +39,7 @@ bool begins_with_answer(const Json& messages) {
   return messages[0].is_object() && messages[0].value("role", Json()) == "assistant";
 }
 
-// {"prompt", "completion"} for each answer, whatever the row's form.
-struct Completions {
-  Json chosen, rejected;
-};
-
-Completions split(const Json& row) {
+PreferenceRow split(const Json& row) {
   const Json &chosen = row["chosen"], &rejected = row["rejected"];
   if (chosen.is_array() && !(begins_with_answer(chosen) && begins_with_answer(rejected))) {
     size_t common = 0;
@@ -58,11 +53,10 @@ Completions split(const Json& row) {
       for (size_t i = tail ? common : 0; i < (tail ? list.size() : common); ++i) part.push_back(list[i]);
       return part;
     };
-    return {{{"prompt", at(chosen, false)}, {"completion", at(chosen, true)}},
-            {{"prompt", at(rejected, false)}, {"completion", at(rejected, true)}}};
+    return {.prompt = at(chosen, false), .chosen = at(chosen, true), .rejected = at(rejected, true)};
   }
   if (!row.contains("prompt")) refuse(fmt::format("there is no \"prompt\", needed {}", needed));
-  return {{{"prompt", row["prompt"]}, {"completion", chosen}}, {{"prompt", row["prompt"]}, {"completion", rejected}}};
+  return {.prompt = row["prompt"], .chosen = chosen, .rejected = rejected};
 }
 
 int64_t first_target(const Sample& s) {
@@ -215,10 +209,14 @@ class Packer {
 
 }  // namespace
 
+PreferenceRow parse_preference(std::string_view line) { return split(parse_object(line)); }
+
 PairSample make_pair_sample(std::string_view line, const ModelText& text) {
-  const Completions rows = split(parse_object(line));
-  PairSample pair{.chosen = make_sample(rows.chosen.dump(), text, true),
-                  .rejected = make_sample(rows.rejected.dump(), text, true)};
+  const PreferenceRow row = parse_preference(line);
+  const auto sample = [&](const Json& answer) {
+    return make_sample(Json({{"prompt", row.prompt}, {"completion", answer}}).dump(), text, true);
+  };
+  PairSample pair{.chosen = sample(row.chosen), .rejected = sample(row.rejected)};
   pair.shared = shared_tokens(pair.chosen, pair.rejected);
   return pair;
 }

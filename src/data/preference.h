@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/json.h"
 #include "data/batch.h"
 #include "data/dataset.h"
 #include "data/pair_target.h"
@@ -41,6 +42,12 @@ struct PreferenceData {
 // its own end, never by the other's length, and a pair that has an answer without a token left is dropped and counted. mask_prompt is not read.
 // Throws as read_dataset.
 PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options);
+
+// The parts of such a row, each a string or a list of messages. Throws Error(bad_file) without file and row.
+struct PreferenceRow {
+  Json prompt, chosen, rejected;
+};
+PreferenceRow parse_preference(std::string_view line);
 
 // One line of such a file, not yet cut. Throws Error(bad_file) without file and row.
 PairSample make_pair_sample(std::string_view line, const ModelText& text);

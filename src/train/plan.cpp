@@ -212,6 +212,7 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
     return ctx.arena.peak();
   });
   plan.step_bytes = std::max({plan.step_bytes, plan.validation_bytes, norm_bytes});
+  plan.process_bytes = describe_around(request).process_bytes;  // with the kernels of every batch
   std::vector<PhaseRecord> log;
   const BatchShape& shape = largest(request.train);
   plan.num_tokens = shape.spans.num_tokens();

@@ -18,10 +18,11 @@ def main():
         planned, own = r["planned_bytes"], r["own_resident_bytes"]
         rows.append([r["size"], f"{r['tokens']:,}", r["schedule"], mib(r["step_arena_planned"]),
                      "the same to the byte" if r["step_arena_peak"] == r["step_arena_planned"] else mib(r["step_arena_peak"]),
-                     mib(r["parameter_bytes"]), mib(planned), mib(own), f"{100 * (own / planned - 1):+.1f} %", mib(r["mapped_resident_bytes"]),
-                     f"{r['seconds_per_step']:.0f}", f"{r['loss']:.2f}"])
+                     mib(r["parameter_bytes"]), mib(planned), mib(own), f"{100 * (own / planned - 1):+.3f} %", mib(r["mapped_resident_bytes"]),
+                     f"{r['cpu_seconds']:.0f}", f"{r['loss']:.2f}"])
     table(["model", "tokens", "schedule", "step arena, planned", "used", "adapter, gradient, moments", "process in all, planned",
-           "the system's RssAnon", "difference", "mapped file resident", "s/step", "loss"], rows)
+           "the system's RssAnon", "difference", "mapped file resident", "CPU seconds", "loss"], rows)
+    print("RssAnon is what the system counts as the process's own memory, without the mapped file. CPU seconds are the whole process's.\n")
     print("Commands:\n\n```\nbench/gemma_step.sh")
     for r in lines:
         print(f"  bench/gemma_checkpoint.py {r['size']} {r['size']}6")

@@ -158,6 +158,8 @@ Json measure_step(const Options& options) {
   const double s = median(seconds);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
+  const double cpu = static_cast<double>(usage.ru_utime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+  // own_resident_bytes: arenas are touched when made and given back at exit, so what the system counts at the end is the peak.
   return {{"peer", "sluice"},
           {"tokens", options.tokens},
           {"dtype", "bf16"},
@@ -171,6 +173,10 @@ Json measure_step(const Options& options) {
           {"planned_bytes", plan.total_bytes()},
           {"peak_rss_bytes", int64_t{usage.ru_maxrss} * 1024},
           {"mapped_resident_bytes", status_bytes("RssFile")},
+          {"own_resident_bytes", status_bytes("RssAnon")},
+          {"parameter_bytes", plan.parameter_bytes},
+          {"memory_mib", options.memory_mib},
+          {"cpu_seconds", cpu},
           {"step_arena_planned", plan.step_bytes},
           {"step_arena_peak", arena.peak()},
           {"loss", loss}};

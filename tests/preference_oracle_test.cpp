@@ -151,7 +151,7 @@ void check_model(const std::string& name) {
   }
 }
 
-bool is_fast(const std::string& name) { return name == "llama-gqa" || name == "gemma4-e2b-like"; }
+bool is_fast(const std::string& name) { return name == "llama-gqa" || name == "gemma4-e4b-like"; }
 
 // The loss of a batch with the adapter moved by t along a direction.
 double loss_along(Context& ctx, OracleModel& m, const Objective& objective, const PreferenceBatch& batch,

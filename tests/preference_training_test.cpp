@@ -146,6 +146,43 @@ TEST_CASE(
   CHECK(contains(message_of(missing), "reference_adapter"));
 }
 
+TEST_CASE(
+    "FieldL20_kto: kto starts at half its weights, and its kl is measured on mismatched answers under both policies") {
+  PairRun run("kto");
+  run.config.learning_rate = 0.05;
+  Heard first;
+  train(run.config, first);
+  CHECK(first.evals.front().loss == 0.5);
+  CHECK(first.evals.front().objective["eval_kl"] == 0);
+  CHECK(first.evals.front().objective["eval_rewards/margins"] == 0);
+  // The policy is the base, the reference an adapter that has become worse.
+  TrainConfig onto = run.into("onto");
+  onto.reference_adapter = (fs::path(run.config.adapter_path) / "last").string();
+  onto.max_steps = 1;
+  Heard named;
+  train(onto, named);
+  const auto model = load_model(run.config.model);
+  const ModelText text = load_model_text(*model->source);
+  LoadedAdapter adapter = load_adapter(onto.reference_adapter, model->config);
+  const Adapter reference(adapter.layout,
+                          {.data = adapter.flat.data(), .dtype = DType::f32, .shape = {adapter.layout.size()}});
+  const RatedData valid = read_rated((run.folder / "data/valid.jsonl").string(), text, {});
+  TestContext ctx(detect_isa());
+  const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::input);
+  double kl = 0;
+  for (const RatedSample& row : valid.rows) {
+    const PreferenceBatch batch = pack_rated({&row}, RatedAnswer::mismatched);
+    for (const auto& [policy, sign] : {std::pair{Adapter(), 1}, std::pair{reference, -1}}) {
+      for (float logp :
+           forward_logps(ctx, *model, policy, step_batch(batch.tokens), {.schedule = schedule, .dtype = DType::f32}))
+        kl += sign * static_cast<double>(logp);
+    }
+  }
+  kl /= static_cast<double>(valid.rows.size());
+  REQUIRE(kl > 0);
+  CHECK(named.evals.front().objective["eval_kl"].get<double>() == doctest::Approx(kl).epsilon(1e-9));
+}
+
 TEST_CASE("FieldL21_reference: its log-probabilities are computed once, kept, and the same bytes after a resumed run") {
   PairRun run("dpo");
   Heard first, second;

@@ -54,7 +54,8 @@ TEST_CASE(
 
 TEST_CASE(
     "dora: a run starts as the base, keeps the planned memory to the byte, learns every part, and resumes to the same "
-    "bytes") {
+    "bytes" *
+    doctest::test_suite("full")) {
   TinyRun run(10);
   run.config.fine_tune_type = "dora";
   run.config.max_steps = 14;

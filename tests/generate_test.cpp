@@ -113,7 +113,8 @@ TEST_CASE("model text: a template that is not known is refused where it is neede
 
 TEST_CASE(
     "FieldD2_stop: after overfitting one row whose end token is also the padding token, generation stops where the row "
-    "ends") {
+    "ends" *
+    doctest::test_suite("full")) {
   TinyRun run;
   write_text(run.folder / "data/train.jsonl", R"({"prompt":"say abc","completion":"qwer"})"
                                               "\n");

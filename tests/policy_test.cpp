@@ -295,7 +295,8 @@ TEST_CASE("GGUF adapters: q and k of Llama lie as the base's rows do, another mo
         std::string::npos);
 }
 
-TEST_CASE("resume_adapter_file: a run starts from the numbers of an adapter in any format, its schedule anew") {
+TEST_CASE("resume_adapter_file: a run starts from the numbers of an adapter in any format, its schedule anew" *
+          doctest::test_suite("full")) {
   TinyRun run;
   run.config.max_steps = 3;
   run.config.warmup = 2;
@@ -356,7 +357,8 @@ TEST_CASE("resume_adapter_file: other ranks, scales, modules or kinds are refuse
         std::string::npos);
 }
 
-TEST_CASE("FieldL20_warm: dpo that starts from an adapter has it as its reference: ln 2 and margin 0, LoRA and DoRA") {
+TEST_CASE("FieldL20_warm: dpo that starts from an adapter has it as its reference: ln 2 and margin 0, LoRA and DoRA" *
+          doctest::test_suite("full")) {
   for (const char* kind : {"lora", "dora"}) {
     CAPTURE(kind);
     TinyRun run;

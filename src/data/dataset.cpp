@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "data/jsonl.h"
+#include "data/row_reader.h"
 #include "data/row_format.h"
 
 namespace sluice {
@@ -63,31 +63,24 @@ Sample tokenise(const DataRow& row, const ModelText& text, bool mask_prompt, boo
   return {.ids = encoding.ids, .supervised = mask(encoding, rendered.supervised, mask_prompt)};
 }
 
-int64_t prompt_length(const Sample& sample) {
-  return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
-}
-
 // Collects samples under the policy for lengths.
 class Reader {
  public:
   Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
-      : text_(text), options_(options) {
-    DataReport& report = data_.report;
-    report.path = path;
-    report.max_seq_length = options.max_seq_length;
-    report.truncate = options.truncate;
-    report.mask_prompt = options.mask_prompt;
+      : text_(text), options_(options), rows_(path, options, data_.report) {
+    data_.report.mask_prompt = options.mask_prompt;
   }
 
+  Dataset read() {
+    rows_.for_each_row([&](std::string_view text, int64_t number) { line(text, number); });
+    return finish();
+  }
+
+ private:
   void line(std::string_view line, int64_t number) {
     DataReport& report = data_.report;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
-      ++report.blank_lines;
-      return;
-    }
     const DataRow row = parse_row(line);
-    ++report.rows_read;
-    ++report.kinds[row.kind];
+    rows_.count(row.kind);
     if (!options_.allow_mixed && report.kinds.size() > 1) {
       throw Error(ErrorCode::bad_file,
                   fmt::format("this is a {} row, the rows before it are {}; keep one format to a file", row.kind,
@@ -97,46 +90,20 @@ class Reader {
     bool rewritten = false;
     Sample sample = tokenise(row, text_, options_.mask_prompt, &rewritten);
     sample.row = number;
-    lengths_.push_back(static_cast<int64_t>(sample.ids.size()));
-    prompts_.push_back(prompt_length(sample));
+    rows_.measure(static_cast<int64_t>(sample.ids.size()), prompt_length(sample));
     if (rewritten) ++report.rows_rewritten;
-    keep(std::move(sample));
+    if (rows_.keep({&sample})) data_.samples.push_back(std::move(sample));
   }
 
   Dataset finish() {
     DataReport& report = data_.report;
-    report.lengths = Quantiles::of(lengths_);
-    report.prompts = Quantiles::of(prompts_);
-    check(report.rows_read > 0, ErrorCode::bad_file,
-          report.path + ": there is no row in it; needed one JSON object a line");
-    report.rows_kept = static_cast<int64_t>(data_.samples.size());
+    rows_.finish(data_.samples.size());
     if (report.rows_kept == 0) nothing_left();
     for (const Sample& sample : data_.samples) {
       report.tokens += static_cast<int64_t>(sample.ids.size());
       report.supervised += sample.num_targets();
     }
     return std::move(data_);
-  }
-
- private:
-  void keep(Sample sample) {
-    DataReport& report = data_.report;
-    const auto limit = static_cast<size_t>(options_.max_seq_length);
-    if (sample.ids.size() > limit && !options_.truncate) {
-      ++report.rows_too_long;
-      return;
-    }
-    if (sample.ids.size() > limit) {
-      ++report.rows_cut;
-      report.tokens_cut += static_cast<int64_t>(sample.ids.size() - limit);
-      sample.ids.resize(limit);
-      sample.supervised.resize(limit);
-    }
-    if (sample.num_targets() == 0) {
-      ++report.rows_without_targets;
-      return;
-    }
-    data_.samples.push_back(std::move(sample));
   }
 
   [[noreturn]] void nothing_left() const {
@@ -161,7 +128,7 @@ class Reader {
   const ModelText& text_;
   const DatasetOptions options_;
   Dataset data_;
-  std::vector<int64_t> lengths_, prompts_;
+  RowReader rows_;
 };
 
 }  // namespace
@@ -173,14 +140,7 @@ Sample make_sample(std::string_view line, const ModelText& text, bool mask_promp
 }
 
 Dataset read_dataset(const std::string& path, const ModelText& text, const DatasetOptions& options) {
-  check(options.max_seq_length >= 2, ErrorCode::bad_config,
-        fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
-  Reader reader(path, text, options);
-  for_each_line(path, [&](std::string_view line, int64_t number) {
-    reader.line(line, number);
-    return true;
-  });
-  return reader.finish();
+  return Reader(path, text, options).read();
 }
 
 Sample read_sample(const std::string& path, int64_t row, const ModelText& text, bool mask_prompt) {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "data/jsonl.h"
+#include "data/row_reader.h"
 
 namespace sluice {
 
@@ -12,26 +12,18 @@ namespace {
 
 constexpr const char* needed = "{\"prompt\", \"chosen\", \"rejected\"}, each a string or a list of messages";
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
-
-Json parse_object(std::string_view line) {
-  Json row;
-  try {
-    row = Json::parse(line.begin(), line.end());
-  } catch (const Json::parse_error& e) {
-    refuse(fmt::format("column {}: no JSON, needed one object a line: {}", e.byte, needed));
-  }
-  if (!row.is_object()) refuse(fmt::format("no JSON object, needed one a line: {}", needed));
+Json parse_pair(std::string_view line) {
+  Json row = parse_object(line, needed);
   for (const char* key : {"chosen", "rejected"}) {
     if (!row.contains(key))
-      refuse(fmt::format("there is no \"{}\", needed {}; objective sft reads other rows", key, needed));
+      refuse_row(fmt::format("there is no \"{}\", needed {}; objective sft reads other rows", key, needed));
     const Json& answer = row[key];
     const bool empty = answer.is_string() ? answer.get_ref<const std::string&>().empty() : answer.empty();
     if ((!answer.is_string() && !answer.is_array()) || empty)
-      refuse(fmt::format("{} is empty or no text, needed a string or a list of messages", key));
+      refuse_row(fmt::format("{} is empty or no text, needed a string or a list of messages", key));
   }
   if (row["chosen"].type() != row["rejected"].type())
-    refuse("chosen and rejected are of different kinds, needed two strings or two lists of messages");
+    refuse_row("chosen and rejected are of different kinds, needed two strings or two lists of messages");
   return row;
 }
 
@@ -45,9 +37,10 @@ PreferenceRow split(const Json& row) {
     size_t common = 0;
     while (common < std::min(chosen.size(), rejected.size()) && chosen[common] == rejected[common]) ++common;
     if (common == chosen.size() || common == rejected.size())
-      refuse("chosen and rejected do not differ in an answer; drop the row");
+      refuse_row("chosen and rejected do not differ in an answer; drop the row");
     if (common == 0)
-      refuse("chosen and rejected share no message that could be the prompt; needed conversations that begin alike");
+      refuse_row(
+          "chosen and rejected share no message that could be the prompt; needed conversations that begin alike");
     const auto at = [&](const Json& list, bool tail) {
       Json part = Json::array();
       for (size_t i = tail ? common : 0; i < (tail ? list.size() : common); ++i) part.push_back(list[i]);
@@ -55,16 +48,12 @@ PreferenceRow split(const Json& row) {
     };
     return {.prompt = at(chosen, false), .chosen = at(chosen, true), .rejected = at(rejected, true)};
   }
-  if (!row.contains("prompt")) refuse(fmt::format("there is no \"prompt\", needed {}", needed));
+  if (!row.contains("prompt")) refuse_row(fmt::format("there is no \"prompt\", needed {}", needed));
   return {.prompt = row["prompt"], .chosen = chosen, .rejected = rejected};
 }
 
-int64_t first_target(const Sample& s) {
-  return std::find(s.supervised.begin(), s.supervised.end(), 1) - s.supervised.begin();
-}
-
 int64_t shared_tokens(const Sample& a, const Sample& b) {
-  const int64_t limit = std::min(first_target(a), first_target(b));
+  const int64_t limit = std::min(prompt_length(a), prompt_length(b));
   int64_t shared = 0;
   while (shared < limit && a.ids[static_cast<size_t>(shared)] == b.ids[static_cast<size_t>(shared)]) ++shared;
   return shared;
@@ -73,34 +62,27 @@ int64_t shared_tokens(const Sample& a, const Sample& b) {
 class Reader {
  public:
   Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
-      : text_(text), options_(options) {
-    data_.report.path = path;
-    data_.report.max_seq_length = options.max_seq_length;
-    data_.report.truncate = options.truncate;
+      : text_(text), rows_(path, options, data_.report) {}
+
+  PreferenceData read() {
+    rows_.for_each_row([&](std::string_view text, int64_t number) { line(text, number); });
+    return finish();
   }
 
+ private:
   void line(std::string_view line, int64_t number) {
-    DataReport& report = data_.report;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
-      ++report.blank_lines;
-      return;
-    }
     PairSample pair = make_pair_sample(line, text_);
     pair.row = pair.chosen.row = pair.rejected.row = number;
-    ++report.rows_read;
-    ++report.kinds["preference"];
-    lengths_.push_back(static_cast<int64_t>(std::max(pair.chosen.ids.size(), pair.rejected.ids.size())));
-    prompts_.push_back(pair.shared);
-    keep(std::move(pair));
+    rows_.count("preference");
+    rows_.measure(static_cast<int64_t>(std::max(pair.chosen.ids.size(), pair.rejected.ids.size())), pair.shared);
+    if (!rows_.keep({&pair.chosen, &pair.rejected})) return;
+    pair.shared = shared_tokens(pair.chosen, pair.rejected);  // of what is left
+    data_.pairs.push_back(std::move(pair));
   }
 
   PreferenceData finish() {
     DataReport& report = data_.report;
-    report.lengths = Quantiles::of(lengths_);
-    report.prompts = Quantiles::of(prompts_);
-    report.rows_kept = static_cast<int64_t>(data_.pairs.size());
-    check(report.rows_read > 0, ErrorCode::bad_file,
-          report.path + ": there is no row in it; needed one JSON object a line");
+    rows_.finish(data_.pairs.size());
     check(report.rows_kept > 0, ErrorCode::bad_config,
           fmt::format("{}: none of {} rows can be trained on: {} have a sequence longer than max_seq_length {}, {} an "
                       "answer without a token{}; "
@@ -115,35 +97,9 @@ class Reader {
     return std::move(data_);
   }
 
- private:
-  void keep(PairSample pair) {
-    DataReport& report = data_.report;
-    const auto limit = static_cast<size_t>(options_.max_seq_length);
-    if (std::max(pair.chosen.ids.size(), pair.rejected.ids.size()) > limit) {
-      if (!options_.truncate) {
-        ++report.rows_too_long;
-        return;
-      }
-      ++report.rows_cut;
-      for (Sample* s : {&pair.chosen, &pair.rejected}) {
-        if (s->ids.size() <= limit) continue;
-        report.tokens_cut += static_cast<int64_t>(s->ids.size() - limit);
-        s->ids.resize(limit);
-        s->supervised.resize(limit);
-      }
-    }
-    if (pair.chosen.num_targets() == 0 || pair.rejected.num_targets() == 0) {
-      ++report.rows_without_targets;
-      return;
-    }
-    pair.shared = shared_tokens(pair.chosen, pair.rejected);
-    data_.pairs.push_back(std::move(pair));
-  }
-
   const ModelText& text_;
-  const DatasetOptions options_;
   PreferenceData data_;
-  std::vector<int64_t> lengths_, prompts_;
+  RowReader rows_;
 };
 
 // Fills a batch pair by pair.
@@ -209,7 +165,7 @@ class Packer {
 
 }  // namespace
 
-PreferenceRow parse_preference(std::string_view line) { return split(parse_object(line)); }
+PreferenceRow parse_preference(std::string_view line) { return split(parse_pair(line)); }
 
 PairSample make_pair_sample(std::string_view line, const ModelText& text) {
   const PreferenceRow row = parse_preference(line);
@@ -222,14 +178,7 @@ PairSample make_pair_sample(std::string_view line, const ModelText& text) {
 }
 
 PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options) {
-  check(options.max_seq_length >= 2, ErrorCode::bad_config,
-        fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
-  Reader reader(path, text, options);
-  for_each_line(path, [&](std::string_view line, int64_t number) {
-    reader.line(line, number);
-    return true;
-  });
-  return reader.finish();
+  return Reader(path, text, options).read();
 }
 
 PreferenceBatch pack_pairs(const std::vector<const PairSample*>& pairs, const PackOptions& options) {

@@ -2,11 +2,11 @@
 //
 //   infer_speed --model model.gguf --prompt 512 --decode 128 --threads 2
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <vector>
 
 #include "infer/generate.h"
+#include "timing.h"
 
 namespace sluice {
 namespace {
@@ -16,11 +16,6 @@ struct Options {
   int64_t prompt = 512, decode = 128;
   int threads = 2, repeats = 5;
 };
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 Json measure(const Options& options) {
   const auto model = load_model(options.model);
@@ -42,8 +37,8 @@ Json measure(const Options& options) {
           {"prompt", options.prompt},
           {"decode", options.decode},
           {"threads", options.threads},
-          {"prefill_tokens_per_second", median(prefill)},
-          {"decode_tokens_per_second", median(decode)}};
+          {"prefill_tokens_per_second", bench::median(prefill)},
+          {"decode_tokens_per_second", bench::median(decode)}};
 }
 
 }  // namespace

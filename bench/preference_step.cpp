@@ -7,15 +7,13 @@
 // each layer's input kept, one tile and one head chunk. One line of JSON.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <vector>
 
 #include "core/rng.h"
 #include "data/preference.h"
-#include "ops/adamw/adamw.h"
+#include "timing.h"
 #include "train/objective.h"
-#include "train/plan.h"
 
 namespace sluice {
 namespace {
@@ -65,45 +63,33 @@ Json measure(const Options& o) {
   request.head_rows = 128;
   const Plan plan = make_plan(request);
 
-  Arena resident = Arena::allocate(Device::cpu(), plan.parameter_bytes),
-        arena = Arena::allocate(Device::cpu(), plan.step_bytes);
-  ThreadPool pool(o.threads);
-  Context ctx{.arena = arena, .pool = pool};
-  const auto flat = [&] {
-    Tensor t = resident.tensor(DType::f32, {layout.size()});
-    std::fill_n(t.as<float>(), t.numel(), 0.0F);
-    return t;
-  };
-  const Adapter adapter(layout, flat()), grads(layout, flat());
-  const Tensor m = flat(), v = flat();
-  initialise_adapter(layout, 1, adapter.flat().as<float>());
+  bench::TrainedAdapter run(layout, plan, o.threads);
   const Objective objective{.kind = o.layout == "sft" ? ObjectiveKind::sft : ObjectiveKind::orpo};
 
   std::vector<double> seconds;
   double loss = 0;
   for (int step = 0; step <= o.steps; ++step) {
-    const auto begin = std::chrono::steady_clock::now();
     PreferenceMetrics metrics;
-    loss = forward_backward(
-        ctx, *model, adapter, grads, {.ids = b.ids, .spans = b.spans, .rows = b.rows, .targets = b.targets},
-        {.schedule = plan.schedule}, [&](std::span<const float> logp, std::span<float> dlogp) {
-          return preference_loss(objective, {.targets = batch.labels, .logp = logp, .dlogp = dlogp, .num_pairs = 1},
-                                 metrics);
-        });
-    adamw(ctx, {.p = adapter.flat(), .m = m, .v = v, .g = grads.flat(), .lr = 1e-4F, .t = step + 1});
-    std::fill_n(grads.flat().as<float>(), layout.size(), 0.0F);
-    if (step > 0)  // the first warms up
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    const double s = bench::seconds_of([&] {
+      loss = forward_backward(run.ctx, *model, run.adapter, run.grads,
+                              {.ids = b.ids, .spans = b.spans, .rows = b.rows, .targets = b.targets},
+                              {.schedule = plan.schedule}, [&](std::span<const float> logp, std::span<float> dlogp) {
+                                return preference_loss(
+                                    objective, {.targets = batch.labels, .logp = logp, .dlogp = dlogp, .num_pairs = 1},
+                                    metrics);
+                              });
+      run.update(step + 1);
+    });
+    if (step > 0) seconds.push_back(s);  // the first warms up
   }
-  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2), seconds.end());
   return {{"layout", o.layout},
           {"tokens", b.num_tokens()},
           {"targets", b.num_targets()},
           {"visible_pairs", b.spans.visible_pairs()},
           {"threads", o.threads},
           {"schedule", plan.schedule.describe()},
-          {"seconds_per_step", seconds[seconds.size() / 2]},
-          {"step_arena_bytes", arena.peak()},
+          {"seconds_per_step", bench::median(seconds)},
+          {"step_arena_bytes", run.arena.peak()},
           {"loss", loss}};
 }
 

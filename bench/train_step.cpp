@@ -10,37 +10,27 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <iostream>
 #include <numeric>
 #include <vector>
 
 #include "core/rng.h"
-#include "ops/adamw/adamw.h"
 #include "ops/common/copy.h"
 #include "ops/gemm/gemm.h"
-#include "train/plan.h"
+#include "timing.h"
 
 namespace sluice {
 namespace {
+
+using bench::median;
+using bench::seconds_of;
 
 struct Options {
   std::string model;
   int64_t tokens = 1024, rank = 16, memory_mib = 0, gemm = 0;
   int threads = 2, steps = 3;
 };
-
-double seconds_of(const std::function<void()>& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 // Bytes of a line of /proc/self/status ("VmHWM", "RssFile").
 int64_t status_bytes(const std::string& key) {
@@ -126,32 +116,19 @@ Json measure_step(const Options& options) {
   request.budget_bytes = options.memory_mib << 20;
   const Plan plan = make_plan(request);
 
-  Arena resident = Arena::allocate(Device::cpu(), plan.parameter_bytes),
-        arena = Arena::allocate(Device::cpu(), plan.step_bytes);
-  ThreadPool pool(options.threads);
-  Context ctx{.arena = arena, .pool = pool};
-  const auto flat = [&] {
-    Tensor t = resident.tensor(DType::f32, {layout.size()});
-    std::fill_n(t.as<float>(), t.numel(), 0.0F);
-    return t;
-  };
-  const Adapter adapter(layout, flat()), grads(layout, flat());
-  const Tensor m = flat(), v = flat();
-  initialise_adapter(layout, 1, adapter.flat().as<float>());
-
+  bench::TrainedAdapter run(layout, plan, options.threads);
   std::vector<double> seconds;
   double loss = 0;
   for (int step = 0; step <= options.steps; ++step) {
     const double s = seconds_of([&] {
-      loss =
-          forward_backward(ctx, *model, adapter, grads, {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
-                           {.schedule = plan.schedule}, [](std::span<const float> logp, std::span<float> dlogp) {
-                             const auto count = static_cast<float>(logp.size());
-                             std::fill(dlogp.begin(), dlogp.end(), -1 / count);
-                             return -std::accumulate(logp.begin(), logp.end(), 0.0) / static_cast<double>(count);
-                           });
-      adamw(ctx, {.p = adapter.flat(), .m = m, .v = v, .g = grads.flat(), .lr = 1e-4F, .t = step + 1});
-      std::fill_n(grads.flat().as<float>(), layout.size(), 0.0F);
+      loss = forward_backward(run.ctx, *model, run.adapter, run.grads,
+                              {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
+                              {.schedule = plan.schedule}, [](std::span<const float> logp, std::span<float> dlogp) {
+                                const auto count = static_cast<float>(logp.size());
+                                std::fill(dlogp.begin(), dlogp.end(), -1 / count);
+                                return -std::accumulate(logp.begin(), logp.end(), 0.0) / static_cast<double>(count);
+                              });
+      run.update(step + 1);
     });
     if (step > 0 || options.steps == 0) seconds.push_back(s);  // the first warms up
   }
@@ -178,7 +155,7 @@ Json measure_step(const Options& options) {
           {"memory_mib", options.memory_mib},
           {"cpu_seconds", cpu},
           {"step_arena_planned", plan.step_bytes},
-          {"step_arena_peak", arena.peak()},
+          {"step_arena_peak", run.arena.peak()},
           {"loss", loss}};
 }
 

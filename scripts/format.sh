@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=14
-mapfile -t files < <(git ls-files -- 'src/*.h' 'src/*.cpp' 'src/*.cuh' 'src/*.cu' 'tests/*.h' 'tests/*.cpp' 'bench/*.cpp' 'examples/*.cpp')
+mapfile -t files < <(git ls-files -- 'src/*.h' 'src/*.cpp' 'src/*.cuh' 'src/*.cu' 'tests/*.h' 'tests/*.cpp' 'bench/*.h' 'bench/*.cpp' 'examples/*.cpp')
 
 formatter=$(command -v "clang-format-$version" || command -v clang-format || true)
 found=$([ -n "$formatter" ] && "$formatter" --version | sed -E 's/.*version ([0-9]+).*/\1/' || echo none)

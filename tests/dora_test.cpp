@@ -12,10 +12,6 @@ namespace sluice::test {
 
 namespace {
 
-std::string adapter_bytes(const TrainConfig& config) {
-  return read_whole_file(fs::path(config.adapter_path) / "last/adapter_model.safetensors");
-}
-
 // The oracle's DoRA adapter on a model of the same shapes.
 void use_dora_adapter(OracleModel& m) {
   ThreadPool pool(2);

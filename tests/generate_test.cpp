@@ -80,7 +80,7 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   run.config.max_steps = 1;
   train(run.config, heard);
   const fs::path last = fs::path(run.config.adapter_path) / "last";
-  CHECK(read_whole_file(last / "chat_template.jinja") == chatml_source);
+  CHECK(read_whole_file(last / "chat_template.jinja") == chatml);
   CHECK(Json::parse(read_whole_file(last / "generation_config.json"))["eos_token_id"] == Json({258, 256}));
   // What training saw of a prompt is what generation renders.
   const ModelText text = load_model_text(*open_model(run.config.model));
@@ -106,7 +106,7 @@ TEST_CASE("model text: a template that is not known is refused where it is neede
   // Not silently as ready text: the model has a template.
   CHECK_THROWS_WITH_AS(make_sample(R"({"prompt":"a","completion":"b"})", text, true), doctest::Contains("mystery"),
                        Error);
-  write_text(run.folder / "known.jinja", chatml_source);
+  write_text(run.folder / "known.jinja", chatml);
   text.use_template((run.folder / "known.jinja").string());
   CHECK(text.need_chat().name() == "chatml");
 }

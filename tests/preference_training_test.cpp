@@ -54,28 +54,10 @@ struct PairRun : TinyRun {
   }
 };
 
-std::string adapter_bytes(const TrainConfig& config) {
-  return read_whole_file(fs::path(config.adapter_path) / "last/adapter_model.safetensors");
-}
-
-std::vector<Json> metrics(const TrainConfig& config, const std::string& type) {
-  std::vector<Json> lines;
-  std::ifstream file(fs::path(config.adapter_path) / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    Json json = Json::parse(line);
-    if (json["type"] == type) lines.push_back(std::move(json));
-  }
+std::vector<Json> metrics_of(const TrainConfig& config, const std::string& type) {
+  std::vector<Json> lines = metrics(config);
+  std::erase_if(lines, [&](const Json& line) { return line["type"] != type; });
   return lines;
-}
-
-std::string message_of(const TrainConfig& config) {
-  Heard heard;
-  try {
-    train(config, heard);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -109,7 +91,7 @@ TEST_CASE(
     CHECK(result.arena_used == result.arena_planned);
     for (const char* type : {"train", "eval"}) {
       const std::string prefix = type == std::string("eval") ? "eval_" : "";
-      const Json line = metrics(run.config, type).back();
+      const Json line = metrics_of(run.config, type).back();
       for (const char* name :
            {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected"}) {
         CAPTURE(name);

@@ -15,31 +15,6 @@
 
 namespace sluice::test {
 
-namespace {
-
-std::string adapter_bytes(const TrainConfig& config, const std::string& name = "last") {
-  return read_whole_file(fs::path(config.adapter_path) / name / "adapter_model.safetensors");
-}
-
-std::vector<Json> metrics(const TrainConfig& config) {
-  std::vector<Json> lines;
-  std::ifstream file(fs::path(config.adapter_path) / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
-  return lines;
-}
-
-std::string message_of(const TrainConfig& config) {
-  Heard heard;
-  try {
-    train(config, heard);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-}  // namespace
-
 TEST_CASE(
     "training: leaves the adapter, its checkpoints, metrics, plan and picture, and keeps the planned memory to the "
     "byte") {

@@ -83,11 +83,10 @@ void inspect_model(const std::string& path, bool tensors) {
 
 void inspect_adapter(const std::string& path, const std::string& base, bool tensors) {
   if (base.empty()) {
-    const Json config = read_json_file((fs::path(path) / "adapter_config.json").string());
+    const Json config = read_json_file((fs::path(path) / adapter_config_name).string());
     fmt::print("{}\n", config.dump(2));
     const std::string file =
-        (fs::path(path) / (fs::exists(fs::path(path) / "adapter_model.safetensors") ? "adapter_model.safetensors"
-                                                                                    : "adapters.safetensors"))
+        (fs::path(path) / (fs::exists(fs::path(path) / peft_weights_name) ? peft_weights_name : mlx_weights_name))
             .string();
     const SafetensorsFile weights(file);
     int64_t numbers = 0;

@@ -12,14 +12,6 @@ std::string row(const Json& prompt, const Json& completion, const Json& label) {
   return Json{{"prompt", prompt}, {"completion", completion}, {"label", label}}.dump() + "\n";
 }
 
-std::string answer_of(const Sample& sample) {
-  std::vector<int32_t> ids;
-  for (size_t t = 0; t < sample.ids.size(); ++t) {
-    if (sample.supervised[t] != 0) ids.push_back(sample.ids[t]);
-  }
-  return chat_model().tokenizer.decode(ids);
-}
-
 std::string message_of(const std::string& rows, const DatasetOptions& options = {}) {
   const File file(rows);
   try {
@@ -46,8 +38,8 @@ TEST_CASE("rated: a row is tokenised as the same prompt and completion, and mism
   CHECK(data.rows[0].desirable);
   CHECK_FALSE(data.rows[1].desirable);
   CHECK(data.rows[1].row == 3);
-  CHECK(answer_of(data.rows[0].mismatched) == answer_of(data.rows[1].own));
-  CHECK(answer_of(data.rows[1].mismatched) == answer_of(data.rows[0].own));
+  CHECK(learned(data.rows[0].mismatched, chat_model()) == learned(data.rows[1].own, chat_model()));
+  CHECK(learned(data.rows[1].mismatched, chat_model()) == learned(data.rows[0].own, chat_model()));
   CHECK(data.report.blank_lines == 1);
   CHECK(data.report.kinds.at("unpaired preference, label true") == 1);
 }

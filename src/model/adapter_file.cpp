@@ -23,10 +23,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* peft_weights = "adapter_model.safetensors";
-constexpr const char* mlx_weights = "adapters.safetensors";
-constexpr const char* config_name = "adapter_config.json";
-
 float float_at(const StoredTensor& tensor, int64_t i) {
   const std::byte* p = tensor.data.data();
   if (tensor.dtype == "F32") {
@@ -238,16 +234,16 @@ Files find_files(const std::string& path) {
   const fs::path p(path);
   if (p.extension() == ".gguf") return {AdapterFormat::gguf, path, ""};
   if (fs::is_directory(p)) {
-    const bool peft = fs::exists(p / peft_weights);
-    return {peft ? AdapterFormat::peft : AdapterFormat::mlx, (p / (peft ? peft_weights : mlx_weights)).string(),
-            (p / config_name).string()};
+    const bool peft = fs::exists(p / peft_weights_name);
+    return {peft ? AdapterFormat::peft : AdapterFormat::mlx,
+            (p / (peft ? peft_weights_name : mlx_weights_name)).string(), (p / adapter_config_name).string()};
   }
   check(p.extension() == ".safetensors" && fs::exists(p), ErrorCode::bad_file,
         fmt::format("{}: no such adapter; needed a folder with {} and {} or {}, one of these files, or a .gguf file",
-                    path, config_name, peft_weights, mlx_weights));
+                    path, adapter_config_name, peft_weights_name, mlx_weights_name));
   // mlx-lm numbers its files: 0000100_adapters.safetensors.
-  const bool mlx = p.filename().string().ends_with(mlx_weights);
-  return {mlx ? AdapterFormat::mlx : AdapterFormat::peft, path, (p.parent_path() / config_name).string()};
+  const bool mlx = p.filename().string().ends_with(mlx_weights_name);
+  return {mlx ? AdapterFormat::mlx : AdapterFormat::peft, path, (p.parent_path() / adapter_config_name).string()};
 }
 
 // A file read and checked: where every number lies in its mapping.
@@ -368,14 +364,14 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
     for (const std::string& name : expected_modules(json, config, files.config)) {
       bool there = false;
       for (const auto& [key, parts] : opened.parts) there = there || module_name(key.first, key.second) == name;
-      if (!there) problems.push_back(fmt::format("{} is missing; {} targets it", name, config_name));
+      if (!there) problems.push_back(fmt::format("{} is missing; {} targets it", name, adapter_config_name));
     }
   }
   for (const auto& [key, parts] : opened.parts) {
     const std::string name = module_name(key.first, key.second), full = "model." + name;
     const int64_t rank = by_pattern(ranks, full, spec.rank, files.config);
     if (parts.rank != rank)
-      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, config_name, rank));
+      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, adapter_config_name, rank));
   }
   if (opened.parts.empty()) problems.emplace_back("there is no LoRA tensor in it");
   check(problems.empty(), ErrorCode::bad_file,

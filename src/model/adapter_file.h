@@ -20,6 +20,11 @@
 
 namespace sluice {
 
+// Files of an adapter's folder.
+constexpr const char* peft_weights_name = "adapter_model.safetensors";
+constexpr const char* mlx_weights_name = "adapters.safetensors";
+constexpr const char* adapter_config_name = "adapter_config.json";
+
 enum class AdapterFormat : uint8_t { peft, mlx, gguf };
 
 struct LoadedAdapter {

@@ -17,10 +17,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* peft_weights = "adapter_model.safetensors";
-constexpr const char* mlx_weights = "adapters.safetensors";
-constexpr const char* config_name = "adapter_config.json";
-
 std::span<const std::byte> bytes_of(const float* values, int64_t count) {
   return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
 }
@@ -48,7 +44,7 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
     if (e.rank != spec.rank) rank_pattern[escaped] = e.rank;
     if (e.alpha != spec.alpha) alpha_pattern[escaped] = e.alpha;
   }
-  write_safetensors((fs::path(folder) / peft_weights).string(), tensors, {{"format", "pt"}});
+  write_safetensors((fs::path(folder) / peft_weights_name).string(), tensors, {{"format", "pt"}});
   Json config = {{"peft_type", "LORA"},
                  {"task_type", "CAUSAL_LM"},
                  {"base_model_name_or_path", base},
@@ -70,7 +66,7 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
     config["layers_to_transform"] = layers;
     config["layers_pattern"] = "layers";
   }
-  atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
+  atomic_write_file((fs::path(folder) / adapter_config_name).string(), config.dump(2) + "\n");
 }
 
 void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
@@ -105,12 +101,12 @@ void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, co
     tensors.push_back({key + ".lora_b", "F32", {rank, e.out}, bytes_of(storage.back().data(), rank * e.out)});
     if (layout.spec().dora) tensors.push_back({key + ".m", "F32", {e.out}, bytes_of(flat + e.magnitude_offset, e.out)});
   }
-  write_safetensors((fs::path(folder) / mlx_weights).string(), tensors, {{"format", "mlx"}});
+  write_safetensors((fs::path(folder) / mlx_weights_name).string(), tensors, {{"format", "mlx"}});
   const Json config = {
       {"fine_tune_type", layout.spec().dora ? "dora" : "lora"},
       {"num_layers", num_model_layers - first_layer},
       {"lora_parameters", {{"rank", rank}, {"scale", scale}, {"dropout", layout.spec().dropout}, {"keys", keys}}}};
-  atomic_write_file((fs::path(folder) / config_name).string(), config.dump(2) + "\n");
+  atomic_write_file((fs::path(folder) / adapter_config_name).string(), config.dump(2) + "\n");
 }
 
 void save_gguf_adapter(const std::string& path, const AdapterLayout& layout, const float* flat,

@@ -185,12 +185,14 @@ int64_t price_forward(const PlanRequest& request, const Schedule& schedule, cons
   });
 }
 
+int64_t process_bytes(const PlanRequest& request) { return request.process_bytes ? request.process_bytes() : 0; }
+
 // What no schedule changes.
 Plan describe_around(const PlanRequest& request) {
   Plan plan;
   plan.mapped_bytes = request.model.weight_bytes();
   plan.parameter_bytes = resident_bytes(request.layout);
-  plan.process_bytes = request.process_bytes ? request.process_bytes() : 0;
+  plan.process_bytes = process_bytes(request);
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
   return plan;
 }
@@ -212,7 +214,7 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
     return ctx.arena.peak();
   });
   plan.step_bytes = std::max({plan.step_bytes, plan.validation_bytes, norm_bytes});
-  plan.process_bytes = describe_around(request).process_bytes;  // with the kernels of every batch
+  plan.process_bytes = process_bytes(request);  // with the kernels of every batch
   std::vector<PhaseRecord> log;
   const BatchShape& shape = largest(request.train);
   plan.num_tokens = shape.spans.num_tokens();

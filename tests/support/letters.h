@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "data/model_text.h"
+#include "data/dataset.h"
 
 namespace sluice::test {
 
@@ -70,6 +70,15 @@ inline const ModelText& chat_model() {
 inline const ModelText& base_model() {
   static const ModelText text = Letters().model(false);
   return text;
+}
+
+// What a row's supervised tokens spell, special tokens written out.
+inline std::string learned(const Sample& sample, const ModelText& text) {
+  std::vector<int32_t> ids;
+  for (size_t t = 0; t < sample.ids.size(); ++t) {
+    if (sample.supervised[t] != 0) ids.push_back(sample.ids[t]);
+  }
+  return text.tokenizer.decode(ids);
 }
 
 // A file that is removed again.

@@ -126,6 +126,20 @@ struct OracleModel {
   }
 };
 
+constexpr double fp32_grad = 3e-4;  // relative, of the oracle's README
+
+// Every gradient that the fixture has for `objective`.
+inline void check_gradients(const OracleModel& m, const std::string& objective) {
+  for (const AdapterLayout::Entry& e : m.adapter.layout.entries()) {
+    for (bool b : {false, true}) {
+      const std::string name = "grad/" + objective + "/" + module_name(e.layer, e.module) + (b ? "/B" : "/A");
+      if (!m.oracle.has(name)) continue;
+      CAPTURE(name);
+      CHECK(relative_l2(m.module_grad(e, b), m.oracle.values(name)) < fp32_grad);
+    }
+  }
+}
+
 inline double mean_abs_difference(const std::vector<double>& a, const std::vector<double>& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += std::abs(a[i] - b[i]);

@@ -10,9 +10,11 @@
 #include <random>
 #include <string>
 
+#include "support/letters.h"
 #include "support/oracle.h"
 #include "train/config.h"
 #include "train/progress.h"
+#include "train/trainer.h"
 
 namespace sluice::test {
 
@@ -42,25 +44,6 @@ inline void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-constexpr const char* chatml_source =
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
-    "'\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-
-// GPT-2's printable stand-ins for bytes (Radford et al. 2019, encoder.py), as UTF-8.
-inline std::string byte_symbol(int byte) {
-  const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
-  int code = byte;
-  if (!printable) {
-    int before = 0;
-    for (int b = 0; b < byte; ++b)
-      before += !((b >= 33 && b <= 126) || (b >= 161 && b <= 172) || (b >= 174 && b <= 255));
-    code = 256 + before;
-  }
-  if (code < 0x80) return std::string(1, static_cast<char>(code));
-  return {static_cast<char>(0xc0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3f))};
-}
-
 // Ids 0 to 255 are bytes; <|endoftext|> 256, <|im_start|> 257, <|im_end|> 258.
 inline void write_tiny_model(const fs::path& folder, const char* oracle = "llama-gqa") {
   fs::create_directories(folder);
@@ -70,7 +53,8 @@ inline void write_tiny_model(const fs::path& folder, const char* oracle = "llama
   config["bos_token_id"] = 256;
   write_text(folder / "config.json", config.dump());
   Json vocabulary = Json::object(), added = Json::array();
-  for (int b = 0; b < 256; ++b) vocabulary[byte_symbol(b)] = b;
+  const std::vector<std::string> letters = byte_letters();
+  for (int b = 0; b < 256; ++b) vocabulary[letters[static_cast<size_t>(b)]] = b;
   int id = 256;
   for (const char* name : {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}) {
     vocabulary[name] = id;
@@ -106,7 +90,7 @@ inline void write_tiny_model(const fs::path& folder, const char* oracle = "llama
   write_text(folder / "tokenizer_config.json", Json({{"bos_token", "<|endoftext|>"},
                                                      {"eos_token", "<|im_end|>"},
                                                      {"pad_token", "<|im_end|>"},
-                                                     {"chat_template", chatml_source}})
+                                                     {"chat_template", chatml}})
                                                    .dump());
 }
 
@@ -168,5 +152,28 @@ class Heard : public Progress {
   void eval(const EvalReport& report) override { evals.push_back(report); }
   void saved(int64_t step, const std::string&) override { saves.push_back(step); }
 };
+
+inline std::string adapter_bytes(const TrainConfig& config, const std::string& name = "last") {
+  return read_whole_file(fs::path(config.adapter_path) / name / "adapter_model.safetensors");
+}
+
+// The lines of metrics.jsonl.
+inline std::vector<Json> metrics(const TrainConfig& config) {
+  std::vector<Json> lines;
+  std::ifstream file(fs::path(config.adapter_path) / "metrics.jsonl");
+  for (std::string line; std::getline(file, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+// What a run that must fail says; empty when it does not.
+inline std::string message_of(const TrainConfig& config) {
+  Heard heard;
+  try {
+    train(config, heard);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
 
 }  // namespace sluice::test

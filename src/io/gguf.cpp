@@ -20,7 +20,7 @@ constexpr uint32_t max_dims = 4;  // GGML_MAX_DIMS
 struct TensorType {
   uint32_t id;
   std::string_view name;
-  uint64_t cols, bytes;  // of one block
+  int64_t cols, bytes;  // of one block
 };
 
 // enum ggml_type with its block sizes (ggml.h, ggml-common.h); those that files do not hold are left out.
@@ -197,20 +197,17 @@ class GgufReader {
   }
   uint64_t tensor_bytes(const StoredTensor& tensor, const TensorType& type) const {
     const std::string shape = fmt::format("[{}]", fmt::join(tensor.shape, ", "));
-    if (tensor.shape.back() % static_cast<int64_t>(type.cols) != 0) {
+    if (tensor.shape.back() % type.cols != 0) {
       fail(fmt::format("of shape {} has rows that are no whole {} blocks of {}; the file is damaged", shape, type.name,
                        type.cols));
     }
-    uint64_t total = type.bytes;
-    for (size_t i = 0; i < tensor.shape.size(); ++i) {
-      uint64_t extent = static_cast<uint64_t>(tensor.shape[i]);
-      if (i + 1 == tensor.shape.size()) extent /= type.cols;
-      if (__builtin_mul_overflow(total, extent, &total))
-        fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
-    }
-    if (total > static_cast<uint64_t>(INT64_MAX))
+    // Elements and bytes must both fit: a block holds more elements than bytes.
+    int64_t elements = 1, bytes = 0;
+    bool overflows = false;
+    for (int64_t extent : tensor.shape) overflows = overflows || __builtin_mul_overflow(elements, extent, &elements);
+    if (overflows || __builtin_mul_overflow(elements / type.cols, type.bytes, &bytes))
       fail(fmt::format("of shape {} is larger than memory can be; the file is damaged", shape));
-    return total;
+    return static_cast<uint64_t>(bytes);
   }
 
   std::span<const std::byte> rest_;

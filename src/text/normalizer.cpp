@@ -91,7 +91,9 @@ AlignedText to_unicode_form(const AlignedText& before, utf8proc_option_t options
   return editor.finish();
 }
 
-AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::string_view by, RegexScratch& scratch) {
+// Throws Error(bad_file) when the text becomes longer than `limit` bytes.
+AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::string_view by, size_t limit,
+                        RegexScratch& scratch) {
   const std::string_view text = before.text();
   TextEditor editor(before);
   size_t done = 0, from = 0;
@@ -101,6 +103,8 @@ AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::st
     const auto begin = static_cast<size_t>(match->begin), end = static_cast<size_t>(match->end);
     editor.keep(done, begin);
     editor.put(by, begin, end);
+    check(editor.size() <= limit, ErrorCode::bad_file,
+          "the tokenizer's normalizer makes a text more than 64 times longer; the tokenizer's file is damaged");
     done = end;
     from = end;
     if (begin == end) from = end < text.size() ? end + utf8_length(text, end) : end + 1;
@@ -112,10 +116,11 @@ AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::st
 }  // namespace
 
 AlignedText normalize(const Normalizer& normalizer, AlignedText text, RegexScratch& scratch) {
+  const size_t limit = 64 * text.text().size() + 4096;  // steps of a hostile file can multiply without end
   for (const NormalizerStep& step : normalizer) {
     if (step.kind == Kind::replace) {
       if (!step.pattern->find(text.text(), 0, scratch)) continue;
-      text = replace_all(text, *step.pattern, step.text, scratch);
+      text = replace_all(text, *step.pattern, step.text, limit, scratch);
     } else if (step.kind == Kind::prepend) {
       if (text.text().empty()) continue;
       TextEditor editor(text);

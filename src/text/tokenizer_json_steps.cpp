@@ -58,8 +58,15 @@ void read_byte_level(const JsonNode& node, JsonPreTokenizer& out) {
   if (node.boolean_or("use_regex", true)) out.steps.push_back({.pattern = Regex(gpt2_pattern)});
 }
 
+// The mark of a Metaspace step that stands for a space.
+std::string read_mark(const JsonNode& node) {
+  const std::string_view mark = node.string_or("replacement", "\xE2\x96\x81");
+  if (mark.empty()) node.refuse("Metaspace with an empty replacement");
+  return std::string(mark);
+}
+
 void read_metaspace(const JsonNode& node, JsonPreTokenizer& out) {
-  const std::string mark(node.string_or("replacement", "\xE2\x96\x81"));
+  const std::string mark = read_mark(node);
   out.steps.push_back({.kind = PreTokenizerStep::Kind::metaspace, .text = mark, .prepend = read_prepend(node)});
   if (node.boolean_or("split", true)) {
     out.steps.push_back({.pattern = Regex::literal(mark), .behavior = SplitBehavior::merged_with_next});
@@ -134,16 +141,25 @@ void read_decoder_step(const JsonNode& node, bool& fused, JsonDecoder& out) {
     }
     out.strip_leading_spaces = static_cast<size_t>(std::max<int64_t>(0, node.at("start").integer()));
   } else if (type == "Metaspace") {
-    out.replacements.emplace_back(node.string_or("replacement", "\xE2\x96\x81"), " ");
+    out.replacements.emplace_back(read_mark(node), " ");
     out.strip_leading_spaces = read_prepend(node) == PreTokenizerStep::Prepend::never ? 0 : 1;
   } else {
     node.refuse("the decoder " + type);
   }
 }
 
-void replace_all(std::string& text, const std::string& what, const std::string& by) {
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size()))
-    text.replace(at, what.size(), by);
+// Bytes that a token may have after the decoder's replacements, which a hostile file can make grow without end.
+constexpr size_t max_decoded_token = 1 << 20;
+
+std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
+  std::string result;
+  size_t done = 0;
+  for (size_t at; (at = text.find(what, done)) != std::string_view::npos; done = at + what.size()) {
+    result.append(text, done, at - done).append(by);
+    check(result.size() <= max_decoded_token, ErrorCode::bad_file,
+          "tokenizer.json: its decoder makes a token longer than 1 MiB; the file is damaged");
+  }
+  return result.append(text, done);
 }
 
 std::optional<char> byte_of(std::string_view token) {
@@ -201,7 +217,7 @@ std::string JsonDecoder::decode(std::string_view token, bool is_added) const {
     return bytes ? *bytes : std::string(token);
   }
   std::string text(token);
-  for (const auto& [what, by] : replacements) replace_all(text, what, by);
+  for (const auto& [what, by] : replacements) text = replace_all(text, what, by);
   if (byte_fallback) {
     if (const auto byte = byte_of(text)) return std::string(1, *byte);
   }

@@ -45,6 +45,8 @@ TEST_CASE("from_tokenizer_json: what is not implemented is refused by its name")
        "the behavior Sideways"},
       {R"({"decoder": {"type": "WordPiece"}})", "the decoder WordPiece"},
       {R"({"decoder": null})", "no decoder"},
+      {R"({"decoder": {"type": "Metaspace", "replacement": ""}})", "Metaspace with an empty replacement"},
+      {R"({"pre_tokenizer": {"type": "Metaspace", "replacement": ""}})", "Metaspace with an empty replacement"},
       {R"({"post_processor": {"type": "RobertaProcessing"}})", "the post-processor RobertaProcessing"},
       {R"({"model": {"type": "Unigram", "vocab": []}})", "the model Unigram"},
       {R"({"model": {"type": "WordPiece", "vocab": {}}})", "the model WordPiece"},
@@ -61,6 +63,21 @@ TEST_CASE("from_tokenizer_json: what is not implemented is refused by its name")
     CHECK_MESSAGE(contains(message, name), message);
     CHECK_MESSAGE(contains(message, "tokenizer.json"), message);
   }
+}
+
+TEST_CASE("from_tokenizer_json: replacements that multiply a text are stopped") {
+  Json steps = Json::array();
+  for (int i = 0; i < 12; ++i) {
+    steps.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100, 'a')}});
+  }
+  Json decoded = base_json();
+  decoded["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
+  CHECK(contains(refusal(decoded), "longer than 1 MiB"));
+  Json normalized = base_json();
+  normalized["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+  const Tokenizer tokenizer = Tokenizer::from_tokenizer_json(normalized.dump());
+  CHECK(tokenizer.encode("b").ids.size() == 1);
+  CHECK_THROWS_WITH_AS(tokenizer.encode("a"), doctest::Contains("64 times longer"), Error);
 }
 
 TEST_CASE("from_tokenizer_json: a damaged file gives one line that says where") {

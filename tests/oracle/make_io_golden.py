@@ -265,6 +265,7 @@ def bad_gguf():
     case("extent_2_63", file([], [info("a", (1 << 63,))], bytes(16)), "extent of 2^63", "tensor a", "extent of 9223372036854775808")
     case("product_overflow", file([], [info("a", (1 << 40, 1 << 40))], bytes(16)), "shape product wraps", "tensor a", "larger than memory")
     case("product_wraps_to_16", file([], [info("a", ((1 << 61) + 2, 2))], bytes(16)), "shape product wraps to the true size", "tensor a", "larger than memory")
+    case("elements_overflow", file([], [info("a", (1 << 62, 3), Q.Q4_0)], bytes(16)), "2^63.6 elements in 2^62.8 bytes", "tensor a", "larger than memory")
     case("half_block", file([], [info("a", (33,), Q.Q8_0)], bytes(64)), "row of 33 weights in blocks of 32", "tensor a", "Q8_0 blocks of 32")
     case("type_99", file([], [info("a", kind=99)], bytes(16)), "unknown tensor type", "tensor a", "type 99")
     case("type_4", file([], [info("a", kind=4)], bytes(16)), "withdrawn tensor type", "tensor a", "type 4")

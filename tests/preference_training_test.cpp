@@ -123,6 +123,16 @@ TEST_CASE(
   train(onto, named);
   CHECK(named.evals.front().objective["eval_rewards/margins"] != 0);
   CHECK(heard_note(named, "with the adapter " + onto.reference_adapter));
+  // A run that starts from an adapter is compared with it, unless it asks for the base.
+  TrainConfig warm = run.into("warm"), from_base = run.into("from_base");
+  warm.resume_adapter_file = from_base.resume_adapter_file = onto.reference_adapter;
+  from_base.reference_adapter = "base";
+  Heard same, other;
+  train(warm, same);
+  train(from_base, other);
+  CHECK(same.evals.front().objective["eval_rewards/margins"] == 0);
+  CHECK(other.evals.front().objective["eval_rewards/margins"] != 0);
+  CHECK(heard_note(other, "reference policy: " + run.config.model + " without an adapter"));
   TrainConfig missing = run.into("missing");
   missing.reference_adapter = "no/such/folder";
   CHECK(contains(message_of(missing), "reference_adapter"));

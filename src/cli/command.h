@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/config.h"
+#include "train/validation_task.h"
 
 namespace CLI {
 class App;
@@ -25,6 +25,9 @@ void add_doctor(CLI::App& app);
 void add_preview(CLI::App& app);
 void add_data(CLI::App& app);
 void add_convert(CLI::App& app);
+
+// The tasks that eval_task of a training run may name.
+ValidationTask make_task(const TrainConfig& config, const Model& model, const ModelText& text, ThreadPool& pool);
 
 // Settings from a YAML file and what the parser left over; prints notes on aliases.
 TrainConfig config_from_command(const std::string& yaml, const std::vector<std::string>& rest);

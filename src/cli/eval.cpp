@@ -4,14 +4,12 @@
 
 #include <chrono>
 #include <cmath>
-#include <fstream>
 
 #include "cli/command.h"
 #include "data/batch.h"
 #include "data/dataset.h"
-#include "eval/chunk.h"
+#include "eval/chunk_task.h"
 #include "infer/adapter_set.h"
-#include "infer/generate.h"
 #include "io/atomic_file.h"
 #include "io/json_file.h"
 #include "train/plan.h"
@@ -49,58 +47,25 @@ struct Loaded {
   AdapterSet adapters;
 };
 
-std::vector<ChunkCase> read_cases(const std::string& path, int64_t limit) {
-  std::ifstream file(path);
-  check(file.good(), ErrorCode::bad_file, path + ": cannot be read; give a .jsonl file of chunk cases");
-  std::vector<ChunkCase> cases;
-  int64_t row = 0;
-  for (std::string line; std::getline(file, line) && (limit == 0 || static_cast<int64_t>(cases.size()) < limit);) {
-    ++row;
-    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    try {
-      cases.push_back(chunk_case(Json::parse(line)));
-    } catch (const Json::exception& e) {
-      throw Error(ErrorCode::bad_file, fmt::format("{}:{}: not JSON: {}", path, row, e.what()));
-    } catch (Error& e) {
-      throw e.while_doing(fmt::format("{}:{}", path, row));
-    }
-  }
-  check(!cases.empty(), ErrorCode::bad_file, path + ": there is no case in it");
-  return cases;
-}
-
 void eval_chunk(const Options& o) {
-  const std::vector<ChunkCase> cases = read_cases(o.data, o.limit);
   Loaded loaded(o);
-  std::vector<GenerateRequest> requests;
-  size_t longest = 0;
-  for (const ChunkCase& c : cases) {
-    const RenderedChat chat = loaded.text.need_chat().render(c.prompt, /*add_generation_prompt=*/true);
-    requests.push_back({.prompt = loaded.text.tokenizer.encode(chat.text, {.add_special = true}).ids,
-                        .stop_ids = loaded.text.stop_ids,
-                        .max_new_tokens = o.max_tokens});
-    longest = std::max(longest, requests.back().prompt.size());
-  }
+  const ChunkTask task(*loaded.model, loaded.text, loaded.pool,
+                       {.data = o.data,
+                        .max_new_tokens = o.max_tokens,
+                        .batch_size = o.batch_size,
+                        .limit = o.limit,
+                        .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
   const auto start = std::chrono::steady_clock::now();
-  Generator generator(loaded.pool, *loaded.model,
-                      {.max_sequences = std::min<int64_t>(o.batch_size, static_cast<int64_t>(requests.size())),
-                       .max_tokens = static_cast<int64_t>(longest) + o.max_tokens + 1,
-                       .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
-  const std::vector<GenerateResult> results = generator.generate(requests, loaded.adapter());
-  std::vector<ChunkScore> scores;
-  Json rows = Json::array();
-  for (size_t i = 0; i < cases.size(); ++i) {
-    const std::string answer = to_valid_utf8(loaded.text.tokenizer.decode(results[i].tokens, /*skip_special=*/true));
-    scores.push_back(score_chunks(cases[i], answer));
-    rows.push_back(
-        {{"score", scores.back().total()}, {"answer", answer}, {"finished", results[i].finish == FinishReason::stop}});
-  }
-  const ChunkScore m = mean(scores);
+  const ChunkAnswers answers = task.run(loaded.adapter());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("chunk score {:.2f} of 100 over {} cases ({:.1f} s)\n", m.total(), cases.size(), seconds);
+  const ChunkScore m = answers.score();
+  fmt::print("chunk score {:.2f} of 100 over {} cases ({:.1f} s)\n", m.total(), answers.rows.size(), seconds);
   fmt::print("  json {:.2f}  schema {:.2f}  ids {:.2f}  non_empty {:.2f}  boundaries {:.2f}  labels {:.2f}\n", m.json,
              m.schema, m.ids, m.non_empty, m.boundaries, m.labels);
   if (o.out.empty()) return;
+  Json rows = Json::array();
+  for (const ChunkAnswers::Row& row : answers.rows)
+    rows.push_back({{"score", row.score.total()}, {"answer", row.answer}, {"finished", row.finished}});
   const Json report = {{"task", "chunk"},    {"model", o.model},         {"adapter", o.adapter},
                        {"score", m.total()}, {"json", m.json},           {"schema", m.schema},
                        {"ids", m.ids},       {"non_empty", m.non_empty}, {"boundaries", m.boundaries},

@@ -27,7 +27,7 @@ void add_plan(CLI::App& app) {
       "Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.");
   command->callback([command, o] {
     const TrainConfig config = config_from_command(o->yaml, command->remaining());
-    const PlannedRun planned = plan_run(config, o->tokens, o->targets);
+    const PlannedRun planned = plan_run(config, o->tokens, o->targets, make_task);
     if (o->json) {
       fmt::print("{}\n", plan_json(planned.plan).dump(2));
       return;

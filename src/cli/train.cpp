@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "eval/chunk_task.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -28,6 +29,17 @@ TrainConfig config_from_command(const std::string& yaml, const std::vector<std::
   return config;
 }
 
+ValidationTask make_task(const TrainConfig& config, const Model& model, const ModelText& text, ThreadPool& pool) {
+  SLUICE_ASSERT(config.eval_task == "chunk");  // the only choice of the setting
+  const auto task = std::make_shared<const ChunkTask>(
+      model, text, pool,
+      ChunkTaskOptions{.data = config.eval_task_data,
+                       .max_new_tokens = config.eval_task_max_tokens,
+                       .dtype = config.precision == "fp32" ? DType::f32 : DType::bf16});
+  return {config.eval_task, task->bytes(),
+          [task](const Adapter& adapter) { return task->run(adapter).score().total(); }};
+}
+
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "Fine-tune an adapter: sluice train -c config.yaml [--name value …]");
   auto yaml = std::make_shared<std::string>();
@@ -43,7 +55,7 @@ void add_train(CLI::App& app) {
       return;
     }
     ConsoleProgress progress;
-    train(config_from_command(*yaml, command->remaining()), progress);
+    train(config_from_command(*yaml, command->remaining()), progress, make_task);
   });
 }
 

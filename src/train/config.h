@@ -50,6 +50,8 @@ struct TrainConfig {
   // reports and files
   int64_t steps_per_report = 10, steps_per_eval = 200, val_batches = -1, save_every = 100, save_total_limit = 0;
   std::string metric_for_best_model, greater_is_better = "auto";
+  std::string eval_task = "none", eval_task_data;
+  int64_t eval_task_max_tokens = 256;
   bool resume = false;
   int64_t seed = 0;
   // machine

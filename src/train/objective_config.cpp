@@ -69,7 +69,11 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
     problems.emplace_back(
         "orpo_lambda_mode: adaptive changes orpo_lambda after validations, between 0 and orpo_lambda_max; set "
         "orpo_lambda in that range and steps_per_eval above 0");
-  const std::vector<std::string> known = eval_metrics(objective_of(config));
+  const bool has_task = config.eval_task != "none";
+  if (has_task != !config.eval_task_data.empty())
+    problems.push_back(has_task ? "eval_task needs eval_task_data: the .jsonl file of its cases"
+                                : "eval_task_data is given without eval_task; set eval_task: chunk");
+  const std::vector<std::string> known = eval_metrics(config);
   if (std::find(known.begin(), known.end(), best_metric(config)) == known.end()) {
     problems.push_back(fmt::format("metric_for_best_model is '{}'; with objective {} it may be {}",
                                    config.metric_for_best_model, config.objective, fmt::join(known, ", ")));
@@ -77,8 +81,12 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
   return problems;
 }
 
-std::vector<std::string> eval_metrics(const Objective& objective) {
+std::string score_metric(const TrainConfig& config) { return fmt::format("eval_{}_score", config.eval_task); }
+
+std::vector<std::string> eval_metrics(const TrainConfig& config) {
   std::vector<std::string> names = {"eval_loss"};
+  if (config.eval_task != "none") names.push_back(score_metric(config));
+  const Objective objective = objective_of(config);
   if (objective.kind == ObjectiveKind::sft) return names;
   PreferenceMetrics any;
   any.pairs = any.with_chosen = any.with_rejected = 1;

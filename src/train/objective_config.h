@@ -14,8 +14,10 @@ Objective objective_of(const TrainConfig& config);
 // Settings that the objective would not read, or that contradict each other. For validate().
 std::vector<std::string> objective_problems(const TrainConfig& config);
 
-// Keys of a validation's line in metrics.jsonl that `metric_for_best_model` may name, "eval_loss" first.
-std::vector<std::string> eval_metrics(const Objective& objective);
+// The score of eval_task in a validation's line of metrics.jsonl: "eval_chunk_score".
+std::string score_metric(const TrainConfig& config);
+// Keys of that line that `metric_for_best_model` may name, "eval_loss" first.
+std::vector<std::string> eval_metrics(const TrainConfig& config);
 // The setting with "eval_" in front. Empty: eval_loss.
 std::string best_metric(const TrainConfig& config);
 // greater_is_better; auto: as Hugging Face, unless the name ends in "loss".

@@ -62,8 +62,8 @@ TEST_CASE("objective config: best follows a metric of a validation, lower where 
   CHECK_FALSE(greater_is_better(with({{"objective", "orpo"}, {"metric_for_best_model", "eval_nll_loss"}})));
   CHECK_FALSE(greater_is_better(with({{"metric_for_best_model", "x"}, {"greater_is_better", "false"}})));
   CHECK(has(objective_problems(with({{"metric_for_best_model", "rewards/margins"}})), "it may be eval_loss"));
-  CHECK(has(eval_metrics({.kind = ObjectiveKind::orpo}), "eval_log_odds_chosen"));
-  CHECK(has(eval_metrics({.kind = ObjectiveKind::kto}), "eval_kl"));
+  CHECK(has(eval_metrics(with({{"objective", "orpo"}})), "eval_log_odds_chosen"));
+  CHECK(has(eval_metrics(with({{"objective", "kto"}})), "eval_kl"));
 }
 
 }  // namespace sluice

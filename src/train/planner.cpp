@@ -22,10 +22,10 @@ class Silent : public Progress {
 
 }  // namespace
 
-PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets) {
+PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets, const TaskMaker& make_task) {
   if (tokens <= 0) {
     Silent silent;
-    const Run run(config, silent);
+    const Run run(config, silent, make_task);
     return {run.plan(), run.candidates(), rank_table(run.layout())};
   }
   check(!config.model.empty(), ErrorCode::bad_config, "model is not given; name a folder or a .gguf file");

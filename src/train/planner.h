@@ -3,6 +3,7 @@
 
 #include "train/config.h"
 #include "train/plan.h"
+#include "train/validation_task.h"
 
 namespace sluice {
 
@@ -14,6 +15,6 @@ struct PlannedRun {
 
 // tokens > 0: one sequence of that length with `targets` supervised tokens (0: all but the first); the model may be headers only and no data
 // is read. Otherwise the data's batches. Throws as Run does.
-PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets);
+PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets, const TaskMaker& make_task = {});
 
 }  // namespace sluice

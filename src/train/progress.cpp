@@ -22,9 +22,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// ", Margin …" of a run on pairs; nothing for sft.
+// ", Margin …" of a run on pairs, and the score of a task.
 std::string pair_fields(const Json& metrics, const std::string& prefix) {
   std::string text;
+  for (const auto& [name, value] : metrics.items()) {
+    if (name.ends_with("_score")) text += fmt::format(", {} {:.2f}", name.substr(prefix.size()), value.get<double>());
+  }
   for (const auto& [name, key] : {std::pair{"Margin", "rewards/margins"},
                                   {"Accuracy", "rewards/accuracies"},
                                   {"Logp chosen", "logps/chosen"},

@@ -27,7 +27,7 @@ struct EvalReport {
   int64_t step = 0;
   double loss = 0, seconds = 0;
   int64_t tokens = 0;
-  Json objective = Json::object();  // the same with "eval_" in front
+  Json objective = Json::object();  // the same with "eval_" in front, and the score of a task
 };
 
 class Progress {

@@ -36,13 +36,19 @@ volatile std::sig_atomic_t interrupted = 0;
 // of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
 constexpr int64_t first_steps_bytes = 8 << 20;
 
+// A run that starts from an adapter is compared with that, not with the base, unless it asks for the base.
+std::string reference_folder(const TrainConfig& config) {
+  if (config.reference_adapter.empty()) return config.resume_adapter_file;
+  return config.reference_adapter == "base" ? "" : config.reference_adapter;
+}
+
 std::string file_of(const std::string& data, const char* name) {
   return fs::is_directory(data) ? (fs::path(data) / name).string() : data;
 }
 
 }  // namespace
 
-Run::Run(const TrainConfig& config, Progress& progress)
+Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task)
     : config_(config), progress_(progress), objective_(objective_of(config)) {
   const std::vector<std::string> problems = sluice::validate(config);
   check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
@@ -55,10 +61,12 @@ Run::Run(const TrainConfig& config, Progress& progress)
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
   load_data();
   layout_ = adapter_layout(config_, *model_);
-  // A run that starts from an adapter is compared with that, not with the base.
-  if (objective_.needs_reference())
-    policy_.emplace(*model_,
-                    config_.reference_adapter.empty() ? config_.resume_adapter_file : config_.reference_adapter);
+  if (objective_.needs_reference()) policy_.emplace(*model_, reference_folder(config_));
+  if (config_.eval_task != "none") {
+    check(static_cast<bool>(make_task), ErrorCode::bad_config,
+          "eval_task is given to a program that has no tasks; use sluice train, or give train() a maker of it");
+    task_ = make_task(config_, *model_, *text_, *pool_);
+  }
   find_lengths();
   plan_memory();
 }
@@ -82,9 +90,11 @@ void Run::load_data() {
   check(train_rows_.size() >= config_.batch_size, ErrorCode::bad_config,
         fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size",
                     config_.data, train_rows_.size(), config_.batch_size));
-  check(!valid_rows_.empty() || (best_metric(config_) == "eval_loss" && config_.orpo_lambda_mode == "static"),
+  check(!valid_rows_.empty() || (best_metric(config_) == "eval_loss" && config_.eval_task == "none" &&
+                                 config_.orpo_lambda_mode == "static"),
         ErrorCode::bad_config,
-        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model and orpo_lambda_mode: adaptive need",
+        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model, eval_task and orpo_lambda_mode: "
+                    "adaptive need",
                     config_.data));
   train_rows_.check_vocabulary(model_->config.vocab_size);
   valid_rows_.check_vocabulary(model_->config.vocab_size);
@@ -132,12 +142,9 @@ int64_t Run::count_in_step(int64_t step) const {
 PlanRequest Run::plan_request() const {
   PlanRequest request{.model = *model_, .layout = layout_, .train = train_shapes_, .validation = valid_shapes_};
   set_machine(request, config_, pool_->num_threads());
-  if (policy_) {
-    request.reference = policy_->layout();
-    request.process_bytes = [of_process = request.process_bytes, bytes = policy_->bytes()] {
-      return of_process() + bytes;
-    };
-  }
+  if (policy_) request.reference = policy_->layout();
+  const int64_t more = (policy_ ? policy_->bytes() : 0) + (task_ ? task_->bytes : 0);
+  request.process_bytes = [of_process = request.process_bytes, more] { return of_process() + more; };
   return request;
 }
 
@@ -417,6 +424,8 @@ RunResult Run::train() {
   return s.result;
 }
 
-RunResult train(const TrainConfig& config, Progress& progress) { return Run(config, progress).train(); }
+RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task) {
+  return Run(config, progress, make_task).train();
+}
 
 }  // namespace sluice

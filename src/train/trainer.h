@@ -22,6 +22,7 @@
 #include "train/progress.h"
 #include "train/reference.h"
 #include "train/run_rows.h"
+#include "train/validation_task.h"
 
 namespace sluice {
 
@@ -33,7 +34,8 @@ struct RunResult {
   int64_t arena_planned = 0, arena_used = 0;
 };
 
-RunResult train(const TrainConfig& config, Progress& progress);
+// `make_task` makes what config.eval_task names; without it such a setting is refused.
+RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {});
 
 // Fills what a plan takes from the settings and the machine.
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads);
@@ -41,7 +43,7 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
 // Everything up to the first step, for `sluice plan` and for embedding a trainer.
 class Run {
  public:
-  Run(const TrainConfig& config, Progress& progress);
+  Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {});
   ~Run();
 
   const Model& model() const { return *model_; }
@@ -88,6 +90,7 @@ class Run {
   AdapterLayout layout_;
   int64_t total_microbatches_ = 0, total_steps_ = 0;
   std::unique_ptr<ThreadPool> pool_;
+  std::optional<ValidationTask> task_;  // where eval_task names one
   std::vector<BatchShape> train_shapes_, valid_shapes_;
   Plan plan_;
   std::unique_ptr<State> state_;

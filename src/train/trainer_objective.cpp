@@ -102,6 +102,11 @@ void Run::validate() {
                      .kl = std::max(kl, 0.0)},
                     metrics);
   }
+  std::optional<double> score;
+  if (task_) {
+    progress_.phase("scoring " + task_->name);
+    score = task_->score(s.adapter);
+  }
   EvalReport report{.step = s.now.step,
                     .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)),
                     .seconds = seconds_since(begin),
@@ -115,6 +120,7 @@ void Run::validate() {
       report.objective["orpo_lambda_state"] = to_string(s.lambda.state().action);
     }
   }
+  if (score) report.objective[score_metric(config_)] = *score;
   progress_.eval(report);
   const Json line = to_json(report);
   s.metrics->write(line);

@@ -1,0 +1,68 @@
+#include "eval/chunk_task.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace sluice {
+
+namespace {
+
+std::vector<ChunkCase> read_cases(const std::string& path, int64_t limit) {
+  std::ifstream file(path);
+  check(file.good(), ErrorCode::bad_file, path + ": cannot be read; give a .jsonl file of chunk cases");
+  std::vector<ChunkCase> cases;
+  int64_t row = 0;
+  for (std::string line; std::getline(file, line) && (limit == 0 || static_cast<int64_t>(cases.size()) < limit);) {
+    ++row;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    try {
+      cases.push_back(chunk_case(Json::parse(line)));
+    } catch (const Json::exception& e) {
+      throw Error(ErrorCode::bad_file, fmt::format("{}:{}: not JSON: {}", path, row, e.what()));
+    } catch (Error& e) {
+      throw e.while_doing(fmt::format("{}:{}", path, row));
+    }
+  }
+  check(!cases.empty(), ErrorCode::bad_file, path + ": there is no case in it");
+  return cases;
+}
+
+}  // namespace
+
+ChunkScore ChunkAnswers::score() const {
+  std::vector<ChunkScore> scores;
+  for (const Row& row : rows) scores.push_back(row.score);
+  return mean(scores);
+}
+
+ChunkTask::ChunkTask(const Model& model, const ModelText& text, ThreadPool& pool, const ChunkTaskOptions& options)
+    : model_(model), text_(text), pool_(pool), cases_(read_cases(options.data, options.limit)) {
+  size_t longest = 0;
+  for (const ChunkCase& c : cases_) {
+    const RenderedChat chat = text.need_chat().render(c.prompt, /*add_generation_prompt=*/true);
+    requests_.push_back({.prompt = text.tokenizer.encode(chat.text, {.add_special = true}).ids,
+                         .stop_ids = text.stop_ids,
+                         .max_new_tokens = options.max_new_tokens});
+    longest = std::max(longest, requests_.back().prompt.size());
+  }
+  generator_ = {.max_sequences = std::min<int64_t>(options.batch_size, static_cast<int64_t>(requests_.size())),
+                .max_tokens = static_cast<int64_t>(longest) + options.max_new_tokens + 1,
+                .dtype = options.dtype};
+  const int64_t host_logits = generator_.max_sequences * model.config.vocab_size * 4;
+  bytes_ = Generator(pool, model, generator_).arena_bytes() + host_logits;
+}
+
+ChunkAnswers ChunkTask::run(const Adapter& adapter) const {
+  Generator generator(pool_, model_, generator_);
+  const std::vector<GenerateResult> results = generator.generate(requests_, adapter);
+  ChunkAnswers answers;
+  for (size_t i = 0; i < cases_.size(); ++i) {
+    const std::string answer = to_valid_utf8(text_.tokenizer.decode(results[i].tokens, /*skip_special=*/true));
+    answers.rows.push_back({score_chunks(cases_[i], answer), answer, results[i].finish == FinishReason::stop});
+  }
+  return answers;
+}
+
+}  // namespace sluice

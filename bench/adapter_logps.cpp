@@ -27,7 +27,7 @@ int main(int argc, char** argv) try {
     const AdapterLayout layout(model->config, {.rank = 8, .alpha = 16});
     std::vector<float> flat(static_cast<size_t>(layout.size()));
     for (size_t i = 0; i < flat.size(); ++i) flat[i] = 0.2F * (random_uniform(1, 1, i) - 0.5F);
-    save_peft_adapter(adapter_path, layout, flat.data(), model_path);
+    save_peft_adapter(adapter_path, layout, flat.data(), model_path, model->prefix);
   }
   LoadedAdapter adapter = load_adapter(adapter_path, model->config);
   const auto V = static_cast<int32_t>(model->config.vocab_size);

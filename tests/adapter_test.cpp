@@ -1,6 +1,8 @@
 // Adapters on disk: what is written loads again to the same bits, what does not fit is refused with every reason.
 #include "model/adapter_file.h"
 
+#include <regex>
+
 #include "io/safetensors.h"
 #include "model/dora.h"
 #include "support/oracle_model.h"
@@ -165,6 +167,34 @@ TEST_CASE(
       if (m.adapter.layout.spec().dora) check_part(e.magnitude_offset, e.out, "mag");
     }
   }
+}
+
+TEST_CASE(
+    "adapter: of a checkpoint with other towers, PEFT and mlx-lm find the modules by the names that they have there") {
+  const OracleModel m("gemma4-e4b-like");
+  CHECK(m.model->prefix == "model.language_model.");
+  AdapterSpec spec{.rank = 4, .alpha = 8, .targets = {"q_proj", "per_layer_projection"}, .last_layers = 3};
+  const AdapterLayout layout(m.model->config, spec);
+  const std::vector<float> flat = random_values(static_cast<size_t>(layout.size()), 8);
+  TemporaryFolder folder;
+  save_peft_adapter((folder / "peft").string(), layout, flat.data(), "base", m.model->prefix);
+  save_mlx_adapter((folder / "mlx").string(), layout, flat.data(), m.model->config.num_layers, m.model->prefix);
+  for (const char* format : {"peft", "mlx"})
+    CHECK(load_adapter((folder / format).string(), m.model->config).flat == flat);
+  const int64_t last = m.model->config.num_layers - 1;
+  const SafetensorsFile peft((folder / "peft/adapter_model.safetensors").string());
+  CHECK(peft.find(fmt::format("base_model.model.model.language_model.layers.{}.self_attn.q_proj.lora_A.weight",
+                              last)) != nullptr);
+  const SafetensorsFile mlx((folder / "mlx/adapters.safetensors").string());
+  CHECK(mlx.find(fmt::format("language_model.model.layers.{}.per_layer_projection.lora_b", last)) != nullptr);
+  // PEFT gives an adapter to every module whose whole name matches: none of the other towers', and no layer before the last three.
+  const Json config = Json::parse(read_whole_file(folder / "peft/adapter_config.json"));
+  CHECK(!config.contains("layers_to_transform"));
+  const std::regex targets(config["target_modules"].get<std::string>());
+  CHECK(std::regex_match(fmt::format("model.language_model.layers.{}.self_attn.q_proj", last), targets));
+  CHECK(!std::regex_match(fmt::format("model.language_model.layers.{}.self_attn.q_proj", last - 3), targets));
+  CHECK(!std::regex_match(fmt::format("model.language_model.layers.{}.self_attn.k_proj", last), targets));
+  CHECK(!std::regex_match(fmt::format("model.vision_tower.encoder.layers.{}.self_attn.q_proj", last), targets));
 }
 
 }  // namespace sluice::test

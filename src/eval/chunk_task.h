@@ -16,11 +16,11 @@
 namespace sluice {
 
 struct ChunkTaskOptions {
-  std::string data;            // .jsonl of cases
+  std::string data;  // .jsonl of cases
   int64_t max_new_tokens = 256;
-  int64_t batch_size = 8;      // cases decoded at once
-  int64_t limit = 0;           // only the first; 0: all
-  DType dtype = DType::bf16;   // as of Generator
+  int64_t batch_size = 8;     // cases decoded at once
+  int64_t limit = 0;          // only the first; 0: all
+  DType dtype = DType::bf16;  // as of Generator
 };
 
 struct ChunkAnswers {

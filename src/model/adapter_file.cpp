@@ -183,13 +183,16 @@ std::vector<std::pair<std::string, double>> pattern(const Json& config, const ch
   return entries;
 }
 
-// PEFT matches a key as a regular expression: "(.*\.)?(key)$".
+// PEFT matches a key as a regular expression: "(.*\.)?(key)$". `name` is a module's without what checkpoints have before it, which is tried.
 template <class T>
 T by_pattern(const std::vector<std::pair<std::string, double>>& patterns, const std::string& name, T otherwise,
              const std::string& path) {
   for (const auto& [key, value] : patterns) {
     try {
-      if (std::regex_match(name, std::regex("(.*\\.)?(" + key + ")"))) return static_cast<T>(value);
+      const std::regex whole("(.*\\.)?(" + key + ")");
+      for (const char* prefix : {"model.", "model.language_model.", "language_model.model."}) {
+        if (std::regex_match(prefix + name, whole)) return static_cast<T>(value);
+      }
     } catch (const std::regex_error&) {
       throw Error(ErrorCode::bad_config, fmt::format("{}: '{}' is not a regular expression", path, key));
     }
@@ -206,19 +209,19 @@ std::vector<std::string> expected_modules(const Json& config, const ModelConfig&
     for (int m = 0; m < num_modules; ++m) {
       const auto module = static_cast<Module>(m);
       if (linear_shape(model, layer, module).out == 0) continue;
-      const std::string name = "model." + module_name(layer, module);
+      const std::string name = module_name(layer, module), full = "model." + name;
       bool wanted = targets == "all-linear";
       if (targets.is_string() && !wanted)
         wanted = by_pattern<int>({{targets.get<std::string>(), 1}}, name, 0, path) == 1;
       for (const Json& target : targets.is_array() ? targets : Json::array()) {
         if (!target.is_string()) continue;
         const auto end = target.get<std::string>();
-        wanted = wanted || name == end || name.ends_with("." + end);
+        wanted = wanted || full == end || full.ends_with("." + end);
       }
       const Json layers = config.value("layers_to_transform", Json());
       if (layers.is_array() && !layers.empty())
         wanted = wanted && std::find(layers.begin(), layers.end(), layer) != layers.end();
-      if (wanted) names.push_back(module_name(layer, module));
+      if (wanted) names.push_back(name);
     }
   }
   return names;
@@ -368,8 +371,8 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
     }
   }
   for (const auto& [key, parts] : opened.parts) {
-    const std::string name = module_name(key.first, key.second), full = "model." + name;
-    const int64_t rank = by_pattern(ranks, full, spec.rank, files.config);
+    const std::string name = module_name(key.first, key.second);
+    const int64_t rank = by_pattern(ranks, name, spec.rank, files.config);
     if (parts.rank != rank)
       problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, adapter_config_name, rank));
   }
@@ -378,11 +381,11 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
         fmt::format("{} does not fit:\n  {}", files.weights, fmt::join(problems, "\n  ")));
 
   for (const auto& [key, parts] : opened.parts) {
-    const std::string full = "model." + module_name(key.first, key.second);
+    const std::string name = module_name(key.first, key.second), full = "model." + name;
     spec.targets.push_back(full);
     if (!ranks.empty()) spec.rank_pattern.emplace_back(full, parts.rank);
     if (!alphas.empty())
-      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, full, static_cast<double>(spec.alpha), files.config));
+      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, name, static_cast<double>(spec.alpha), files.config));
   }
   loaded.layout = AdapterLayout(config, spec);
   return opened;

@@ -44,12 +44,13 @@ LoadedAdapter load_adapter(const std::string& path, const ModelConfig& config);
 // `layout`, listing each.
 void load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout, float* flat);
 
-// `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `module_prefix` is what stands before
-// "layers.0" in the checkpoint's names: "model." for the Llama family. Written atomically, the config last.
+// `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `prefix` is the model's (ModelRecipe):
+// where a checkpoint has more than text, PEFT's names begin with model.language_model., mlx-lm's with language_model.model., and PEFT is given
+// a pattern of the text's modules, so that it leaves the other towers alone. Written atomically, the config last.
 void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                       const std::string& base, const std::string& module_prefix = "model.");
+                       const std::string& base, const std::string& prefix = "model.");
 void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                      int64_t num_model_layers, const std::string& module_prefix = "model.");
+                      int64_t num_model_layers, const std::string& prefix = "model.");
 // Throws Error(bad_config) for a DoRA adapter.
 void save_gguf_adapter(const std::string& path, const AdapterLayout& layout, const float* flat,
                        const ModelConfig& config);

@@ -21,13 +21,17 @@ std::span<const std::byte> bytes_of(const float* values, int64_t count) {
   return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
 }
 
+bool is_text_only(const std::string& prefix) { return prefix.empty() || prefix == "model."; }
+
 }  // namespace
 
 void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                       const std::string& base, const std::string& module_prefix) {
+                       const std::string& base, const std::string& prefix) {
   fs::create_directories(folder);
   std::vector<TensorToWrite> tensors;
-  std::set<std::string> targets;
+  const bool text_only = is_text_only(prefix);
+  const std::string module_prefix = text_only ? "model." : "model.language_model.";
+  std::set<std::string> targets, names;
   Json rank_pattern = Json::object(), alpha_pattern = Json::object();
   const AdapterSpec& spec = layout.spec();
   for (const AdapterLayout::Entry& e : layout.entries()) {
@@ -41,6 +45,7 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
     targets.insert(path.substr(path.rfind('.') + 1));
     // A regular expression for PEFT, so dots are escaped.
     const std::string escaped = std::regex_replace(name, std::regex("\\."), "\\.");
+    names.insert(escaped);
     if (e.rank != spec.rank) rank_pattern[escaped] = e.rank;
     if (e.alpha != spec.alpha) alpha_pattern[escaped] = e.alpha;
   }
@@ -60,7 +65,9 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
                  {"rank_pattern", rank_pattern},
                  {"alpha_pattern", alpha_pattern},
                  {"modules_to_save", nullptr}};
-  if (spec.last_layers >= 0) {
+  if (!text_only) {  // PEFT takes no layers_to_transform beside a pattern
+    config["target_modules"] = fmt::format("model\\.language_model\\.(?:{})", fmt::join(names, "|"));
+  } else if (spec.last_layers >= 0) {
     std::set<int64_t> layers;
     for (const AdapterLayout::Entry& e : layout.entries()) layers.insert(e.layer);
     config["layers_to_transform"] = layers;
@@ -70,7 +77,7 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
 }
 
 void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, const float* flat,
-                      int64_t num_model_layers, const std::string& module_prefix) {
+                      int64_t num_model_layers, const std::string& prefix) {
   fs::create_directories(folder);
   int64_t rank = 0, first_layer = num_model_layers;
   for (const AdapterLayout::Entry& e : layout.entries()) {
@@ -83,7 +90,8 @@ void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, co
   std::vector<TensorToWrite> tensors;
   std::set<std::string> keys;
   for (const AdapterLayout::Entry& e : layout.entries()) {
-    const std::string key = module_prefix + module_name(e.layer, e.module);
+    const std::string key =
+        (is_text_only(prefix) ? "model." : "language_model.model.") + module_name(e.layer, e.module);
     keys.insert(std::string(module_path(e.module)));
     std::vector<float> a(static_cast<size_t>(e.in * rank), 0.0F), b(static_cast<size_t>(rank * e.out), 0.0F);
     // One scale for the file: what differs goes into b.

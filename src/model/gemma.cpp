@@ -253,6 +253,8 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   m.model_type = type;
   m.hidden_size = config.integer("embedding_length");
   m.num_layers = config.integer("block_count");
+  // Gemma 4 sees images, and Gemma 3 from 4B on: 34 layers, where 1B has 26.
+  recipe.prefix = four || (three && m.num_layers > 26) ? "model.language_model." : "model.";
   m.vocab_size = source.need("token_embd.weight").rows;
   m.max_position_embeddings = config.integer_or("context_length", 0);
   m.rms_norm_eps = static_cast<float>(config.number_or("attention.layer_norm_rms_epsilon", 1e-6));

@@ -220,6 +220,7 @@ std::unique_ptr<Model> load_model(std::unique_ptr<WeightSource> source) {
   const ModelRecipe recipe = read_recipe(*source);
   auto model = std::make_unique<Model>();
   model->config = recipe.config;
+  model->prefix = recipe.prefix;
   model->source = std::move(source);
   Loader(*model, *model->source, recipe, model->vectors_).load();
   return model;

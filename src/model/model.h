@@ -19,7 +19,8 @@ namespace sluice {
 // How one family's config and tensor names are read. A family is one file that registers a function making this.
 struct ModelRecipe {
   ModelConfig config;
-  std::string prefix;        // before "layers.0." and "embed_tokens.weight" in Hugging Face and MLX names
+  // Before "layers.0." and "embed_tokens.weight" in Hugging Face and MLX names; for GGUF, in those of the checkpoint it was made from.
+  std::string prefix;
   bool permuted_qk = false;  // GGUF of the Llama architecture: rows of q and k interleaved
   bool qkv_bias = false;
 };
@@ -27,6 +28,7 @@ struct ModelRecipe {
 struct Model {
   ModelConfig config;
   std::unique_ptr<WeightSource> source;
+  std::string prefix;      // as in the recipe
   Weight embedding, head;  // head is the embedding where they are tied
   Tensor final_norm;       // [C] f32
   std::vector<DecoderLayer> layers;

@@ -100,7 +100,7 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
     fs::create_directories(root);
     fs::remove_all(temporary);
     fs::create_directories(temporary);
-    save_peft_adapter(temporary.string(), view.layout, view.parameters, view.base);
+    save_peft_adapter(temporary.string(), view.layout, view.parameters, view.base, view.prefix);
     const int64_t n = view.layout.size();
     write_safetensors((temporary / "optimizer.safetensors").string(),
                       {{"exp_avg", "F32", {n}, bytes_of(view.m, n)}, {"exp_avg_sq", "F32", {n}, bytes_of(view.v, n)}},

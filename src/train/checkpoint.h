@@ -39,6 +39,7 @@ struct CheckpointView {
   const float *m, *v;
   const TrainState& state;
   std::string base;       // for adapter_config.json
+  std::string prefix;     // of the model's modules
   const ModelText* text;  // its template and stop tokens go along
 };
 

@@ -366,6 +366,7 @@ void Run::save() {
                                                                    .v = s.v.as<float>(),
                                                                    .state = s.now,
                                                                    .base = config_.model,
+                                                                   .prefix = model_->prefix,
                                                                    .text = text_.get()});
   if (best) point_best(config_.adapter_path, s.result.adapter_folder);
   prune_checkpoints(config_.adapter_path, config_.save_total_limit);

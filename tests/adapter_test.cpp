@@ -169,6 +169,38 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("adapter: a setting of another type is one line with file, key and value") {
+  const OracleModel m("llama-gqa");
+  const AdapterLayout layout(m.model->config, {.rank = 2, .alpha = 4, .targets = {"q_proj"}});
+  const std::vector<float> flat(static_cast<size_t>(layout.size()), 0.5F);
+  TemporaryFolder folder;
+  save_peft_adapter((folder / "peft").string(), layout, flat.data(), "base");
+  save_mlx_adapter((folder / "mlx").string(), layout, flat.data(), m.model->config.num_layers);
+  const auto changed = [&](const std::string& format, const char* pointer, const Json& value) {
+    const fs::path path = folder / format / "adapter_config.json";
+    const std::string before = read_whole_file(path);
+    Json config = Json::parse(before);
+    config[Json::json_pointer(pointer)] = value;
+    write_text(path, config.dump());
+    const std::string message = refusal(folder / format, m.model->config);
+    write_text(path, before);
+    CHECK_MESSAGE(message.starts_with(path.string() + ": "), message);
+    CHECK_MESSAGE(message.find('\n') == std::string::npos, message);
+    CHECK_MESSAGE(message.find(value.dump()) != std::string::npos, message);
+  };
+  changed("peft", "/r", "eight");
+  changed("peft", "/r", -3);
+  changed("peft", "/lora_alpha", "x");
+  changed("peft", "/lora_dropout", Json::array());
+  changed("peft", "/use_dora", 3);
+  changed("peft", "/use_rslora", "yes");
+  changed("peft", "/peft_type", 5);
+  changed("mlx", "/fine_tune_type", 3);
+  changed("mlx", "/lora_parameters", 4);
+  changed("mlx", "/lora_parameters/rank", 1.5);
+  changed("mlx", "/lora_parameters/scale", "20");
+}
+
 TEST_CASE(
     "adapter: of a checkpoint with other towers, PEFT and mlx-lm find the modules by the names that they have there") {
   const OracleModel m("gemma4-e4b-like");

@@ -111,7 +111,8 @@ void eval_loss(const Options& o) {
 // Two results of the same task side by side.
 void compare(const std::string& before_path, const std::string& after_path) {
   const Json before = read_json_file(before_path), after = read_json_file(after_path);
-  check(before.is_object() && after.is_object() && before.value("task", "") == after.value("task", "?"),
+  check(before.is_object() && after.is_object() && before.contains("task") && after.contains("task") &&
+            before["task"] == after["task"],
         ErrorCode::bad_config,
         fmt::format("{} and {} are not results of one task; make both with `sluice eval … --out`", before_path,
                     after_path));

@@ -15,6 +15,7 @@
 #include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/safetensors.h"
+#include "model/config_reader.h"
 #include "model/gguf_names.h"
 
 namespace sluice {
@@ -280,28 +281,30 @@ struct OpenAdapter {
 };
 
 AdapterSpec peft_spec(const Json& json, const std::string& path) {
-  check(json.value("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
+  const ConfigReader config(json, path);
+  check(config.string_or("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
         path + ": peft_type is not LORA; only LoRA adapters are read");
   refuse(json, path, "modules_to_save", nullptr, "whole saved modules are not supported");
   refuse(json, path, "trainable_token_indices", nullptr, "trained tokens are not supported");
   refuse(json, path, "bias", "none", "trained biases are not supported");
   refuse(json, path, "fan_in_fan_out", false, "transposed weights are not supported");
-  return {.rank = json.value("r", int64_t{8}),
-          .alpha = json.value("lora_alpha", 8.0F),
-          .dora = json.value("use_dora", false),
-          .rank_stabilised = json.value("use_rslora", false),
-          .dropout = json.value("lora_dropout", 0.0F)};
+  return {.rank = config.has("r") ? config.integer("r") : 8,
+          .alpha = static_cast<float>(config.number_or("lora_alpha", 8)),
+          .dora = config.boolean_or("use_dora", false),
+          .rank_stabilised = config.boolean_or("use_rslora", false),
+          .dropout = static_cast<float>(config.number_or("lora_dropout", 0))};
 }
 
 AdapterSpec mlx_spec(const Json& json, const std::string& path) {
-  const std::string type = json.value("fine_tune_type", "lora");
+  const ConfigReader config(json, path);
+  const std::string type = config.string_or("fine_tune_type", "lora");
   check(type == "lora" || type == "dora", ErrorCode::bad_config,
         path + ": fine_tune_type is neither lora nor dora; only these adapters are read");
-  const Json parameters = json.value("lora_parameters", Json::object());
-  AdapterSpec spec{.rank = parameters.value("rank", int64_t{8}), .dora = type == "dora"};
-  const double scale = parameters.value("scale", 20.0);  // mlx-lm's default
+  const ConfigReader parameters(config.object_or("lora_parameters", Json::object()), path + ": lora_parameters");
+  AdapterSpec spec{.rank = parameters.has("rank") ? parameters.integer("rank") : 8, .dora = type == "dora"};
+  const double scale = parameters.number_or("scale", 20);  // mlx-lm's default
   spec.alpha = static_cast<float>(scale * static_cast<double>(spec.rank));
-  spec.dropout = parameters.value("dropout", 0.0F);
+  spec.dropout = static_cast<float>(parameters.number_or("dropout", 0));
   return spec;
 }
 

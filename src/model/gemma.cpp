@@ -64,9 +64,9 @@ int64_t window_of(const ConfigReader& config, int64_t otherwise) {
 }
 
 // Gemma 4's full layers rotate a part of the pairs only; the others have frequency 0.
-RopeConfig proportional_rope(const Json& parameters, double theta, int64_t head_dim) {
+RopeConfig proportional_rope(const ConfigReader& parameters, double theta, int64_t head_dim) {
   RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim)};
-  const double share = parameters.value("partial_rotary_factor", 1.0), factor = parameters.value("factor", 1.0);
+  const double share = parameters.number_or("partial_rotary_factor", 1), factor = parameters.number_or("factor", 1);
   const auto rotated = static_cast<size_t>(std::floor(share * static_cast<double>(head_dim) / 2));
   for (size_t i = 0; i < rope.frequencies.size(); ++i)
     rope.frequencies[i] = i < rotated ? rope.frequencies[i] / factor : 0;
@@ -75,8 +75,9 @@ RopeConfig proportional_rope(const Json& parameters, double theta, int64_t head_
 
 RopeConfig rope_of(const Json& parameters, double default_theta, int64_t head_dim, const std::string& where) {
   if (!parameters.is_object()) return {.frequencies = rope_frequencies(default_theta, head_dim)};
-  const double theta = parameters.value("rope_theta", default_theta);
-  if (parameters.value("rope_type", "default") == "proportional") return proportional_rope(parameters, theta, head_dim);
+  const ConfigReader reader(parameters, where);
+  const double theta = reader.number_or("rope_theta", default_theta);
+  if (reader.string_or("rope_type", "default") == "proportional") return proportional_rope(reader, theta, head_dim);
   return rope_from_json(parameters, theta, head_dim, where);
 }
 
@@ -186,8 +187,9 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
                       .values_are_keys = keys_are_values && !windowed};
     for (const auto& [index, values] : overrides.items()) {
       if (std::atoll(index.c_str()) != l || !values.is_object()) continue;
-      layer.head_dim = values.value("head_dim", layer.head_dim);
-      layer.num_kv_heads = values.value("num_key_value_heads", layer.num_kv_heads);
+      const ConfigReader own(values, config.where());
+      layer.head_dim = own.integer_or("head_dim", layer.head_dim);
+      layer.num_kv_heads = own.integer_or("num_key_value_heads", layer.num_kv_heads);
     }
     m.layers.push_back(layer);
   }

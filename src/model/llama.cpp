@@ -56,7 +56,8 @@ ModelRecipe from_huggingface(const WeightSource& source, const std::string& type
     m.layers.push_back(layer);
   }
   const Json rope = config.object_or("rope_parameters", config.object_or("rope_scaling", nullptr));
-  const double theta = config.number_or("rope_theta", rope.is_object() ? rope.value("rope_theta", 10000.0) : 10000.0);
+  const ConfigReader scaling(rope.is_object() ? rope : Json::object(), config.where());
+  const double theta = config.number_or("rope_theta", scaling.number_or("rope_theta", 10000));
   m.ropes = {rope_from_json(rope, theta, layer.head_dim, config.where())};
   m.bos_token_id = config.integer_or("bos_token_id", -1);
   m.eos_token_ids = config.integers("eos_token_id");

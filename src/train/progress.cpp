@@ -107,7 +107,8 @@ MetricsFile::MetricsFile(const std::string& path, int64_t resume_step) {
     std::ifstream old(path);
     for (std::string line; std::getline(old, line);) {
       const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (json.is_object() && json.value("step", int64_t{0}) <= resume_step) kept += line + "\n";
+      if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= resume_step)
+        kept += line + "\n";
     }
   }
   file_ = std::fopen(path.c_str(), "w");

@@ -5,15 +5,12 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/json.h"
 
 namespace sluice {
 
 namespace {
 
 constexpr const char* supported = "{\"messages\": [{\"role\", \"content\"}, …]} or {\"prompt\", \"completion\"}";
-
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
 
 std::string shortened(const Json& value) {
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -49,33 +46,33 @@ const Format& detect(const Json& row) {
   }
   std::string keys;
   for (const auto& [key, value] : row.items()) keys += (keys.empty() ? "\"" : ", \"") + key + "\"";
-  refuse(fmt::format("found the keys {}, needed {}", keys.empty() ? "(none)" : keys, supported));
+  refuse_row(fmt::format("found the keys {}, needed {}", keys.empty() ? "(none)" : keys, supported));
 }
 
 std::string message_text(const Json& message, const char* key, const std::string& where) {
   const auto found = message.find(key);
-  if (found == message.end()) refuse(fmt::format("{} has no \"{}\", needed a string", where, key));
-  if (!found->is_string()) refuse(fmt::format("{}.{} is {}, needed a string", where, key, shortened(*found)));
+  if (found == message.end()) refuse_row(fmt::format("{} has no \"{}\", needed a string", where, key));
+  if (!found->is_string()) refuse_row(fmt::format("{}.{} is {}, needed a string", where, key, shortened(*found)));
   return found->get<std::string>();
 }
 
 void append_messages(const Json& list, const std::string& key, std::vector<ChatMessage>& messages) {
   if (!list.is_array() || list.empty())
-    refuse(fmt::format("{} is {}, needed a list of messages", key, shortened(list)));
+    refuse_row(fmt::format("{} is {}, needed a list of messages", key, shortened(list)));
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}[{}]", key, i);
     const Json& message = list[i];
     if (!message.is_object())
-      refuse(fmt::format("{} is {}, needed {{\"role\", \"content\"}}", where, shortened(message)));
+      refuse_row(fmt::format("{} is {}, needed {{\"role\", \"content\"}}", where, shortened(message)));
     for (const char* extra : {"tool_calls", "tool_call_id", "reasoning_content", "thinking"}) {
       if (message.contains(extra) && !message[extra].is_null())
-        refuse(fmt::format("{} has \"{}\", which is not supported yet; put it into content or drop the row", where,
-                           extra));
+        refuse_row(fmt::format("{} has \"{}\", which is not supported yet; put it into content or drop the row", where,
+                               extra));
     }
     ChatMessage parsed{message_text(message, "role", where), message_text(message, "content", where)};
     if (parsed.role != "system" && parsed.role != "user" && parsed.role != "assistant") {
-      refuse(fmt::format("{}.role is \"{}\", needed system, user or assistant; rename it or drop the message", where,
-                         parsed.role));
+      refuse_row(fmt::format("{}.role is \"{}\", needed system, user or assistant; rename it or drop the message",
+                             where, parsed.role));
     }
     messages.push_back(std::move(parsed));
   }
@@ -104,27 +101,36 @@ DataRow prompt_completion(const Json& row) {
 
 }  // namespace
 
-DataRow parse_row(std::string_view line) {
+void refuse_row(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
+
+Json parse_object(std::string_view line, const char* needed) {
   Json row;
   try {
     row = Json::parse(line.begin(), line.end());
-  } catch (const Json::parse_error& e) {
+  } catch (const Json::exception& e) {
     std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 9: …"
-    const size_t colon = what.find(": ");
-    refuse(fmt::format("column {}: no JSON: {}; needed one object a line", e.byte,
-                       colon == std::string::npos ? what : what.substr(colon + 2)));
+    const auto* syntax = dynamic_cast<const Json::parse_error*>(&e);  // the other: a number too large for a double
+    const size_t colon = what.find(syntax != nullptr ? ": " : "] ");
+    refuse_row(fmt::format("{}no JSON: {}; needed one object a line: {}",
+                           syntax != nullptr ? fmt::format("column {}: ", syntax->byte) : "",
+                           colon == std::string::npos ? what : what.substr(colon + 2), needed));
   }
-  if (!row.is_object()) refuse(fmt::format("found {}, needed one object a line: {}", shortened(row), supported));
+  if (!row.is_object()) refuse_row(fmt::format("found {}, needed one object a line: {}", shortened(row), needed));
+  return row;
+}
+
+DataRow parse_row(std::string_view line) {
+  const Json row = parse_object(line, supported);
   const Format& format = detect(row);
   if (std::string_view(format.kind).ends_with("preference")) {
-    refuse(fmt::format("this is {} data, which objective {} reads; objective sft needs {}", format.kind,
-                       format.kind == std::string_view("preference") ? "dpo, orpo, simpo, slic or cpo" : "kto",
-                       supported));
+    refuse_row(fmt::format("this is {} data, which objective {} reads; objective sft needs {}", format.kind,
+                           format.kind == std::string_view("preference") ? "dpo, orpo, simpo, slic or cpo" : "kto",
+                           supported));
   }
   if (!format.trainable)
-    refuse(fmt::format("this is {} data, which is not supported yet; needed {}", format.kind, supported));
+    refuse_row(fmt::format("this is {} data, which is not supported yet; needed {}", format.kind, supported));
   if (row.contains("tools") && !row["tools"].is_null())
-    refuse("\"tools\" is not supported yet; drop the key or the row");
+    refuse_row("\"tools\" is not supported yet; drop the key or the row");
   if (format.kind == std::string_view("prompt-completion")) return prompt_completion(row);
   DataRow parsed{.kind = format.kind};
   append_messages(row["messages"], "messages", parsed.messages);

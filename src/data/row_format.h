@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/json.h"
 #include "text/chat_template.h"
 
 namespace sluice {
@@ -21,7 +22,10 @@ struct DataRow {
   size_t first_target = 0;  // answers before this message are not trained: those of a prompt given as a list
 };
 
-// Throws Error(bad_file), the message without file and row: what was found at which key or column, and what is needed.
+// All throw Error(bad_file), the message without file and row: what was found at which key or column, and what is needed.
+[[noreturn]] void refuse_row(const std::string& message);
+// `needed` is what a row of the format looks like, for the message.
+Json parse_object(std::string_view line, const char* needed);
 DataRow parse_row(std::string_view line);
 
 }  // namespace sluice

@@ -6,19 +6,6 @@
 
 namespace sluice {
 
-void refuse_row(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
-
-Json parse_object(std::string_view line, const char* needed) {
-  Json row;
-  try {
-    row = Json::parse(line.begin(), line.end());
-  } catch (const Json::parse_error& e) {
-    refuse_row(fmt::format("column {}: no JSON, needed one object a line: {}", e.byte, needed));
-  }
-  if (!row.is_object()) refuse_row(fmt::format("no JSON object, needed one a line: {}", needed));
-  return row;
-}
-
 int64_t prompt_length(const Sample& sample) {
   return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
 }

@@ -1,4 +1,4 @@
-// What the readers of this folder share: a row's JSON object, the report of its file, and the policy for rows that are too long.
+// What the readers of this folder share: the report of a file, and the policy for rows that are too long.
 #pragma once
 
 #include <initializer_list>
@@ -6,17 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
 #include "data/dataset.h"
 #include "data/jsonl.h"
+#include "data/row_format.h"
 
 namespace sluice {
-
-// Throws Error(bad_file).
-[[noreturn]] void refuse_row(const std::string& message);
-
-// `needed` is what a row of the format looks like, for the message. Throws Error(bad_file).
-Json parse_object(std::string_view line, const char* needed);
 
 // Tokens before the first supervised one.
 int64_t prompt_length(const Sample& sample);

@@ -182,7 +182,9 @@ TEST_CASE("gemma folders: what is not supported or cannot be is refused by name"
       {"gemma3-like", {{"rope_scaling", {{"rope_type", "dynamic"}}}}, {"rope scaling 'dynamic' is not supported"}},
       {"gemma4-e4b-like", {{"num_kv_shared_layers", 12}}, {"no earlier layer has its kind of attention"}},
       {"gemma4-e4b-like", {{"per_layer_config", {{"5", {{"num_key_value_heads", 1}}}}}}, {"layer 5", "in its donor"}},
-      {"gemma4-e4b-like", {{"per_layer_config", {{"5", {{"head_dim", "wide"}}}}}}, {"is the config damaged?"}},
+      {"gemma4-e4b-like",
+       {{"per_layer_config", {{"5", {{"head_dim", "wide"}}}}}},
+       {"config.json: 'head_dim' is \"wide\"", "needed an integer"}},
   };
   for (const auto& c : cases) {
     CAPTURE(c.changes.dump());

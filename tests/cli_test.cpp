@@ -100,6 +100,32 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("cli: preview shows both answers of a pair, what is supervised in them, and how much is computed once") {
+  TemporaryFolder folder;
+  write_tiny_model(folder / "model");
+  write_text(folder / "pairs.jsonl", R"({"prompt": "say ab", "chosen": "abc", "rejected": "abd"})"
+                                     "\n"
+                                     R"({"prompt": "say x", "chosen": "x", "rejected": "y"})"
+                                     "\n");
+  const std::vector<std::string> common = {
+      "preview", "--model", (folder / "model").string(), "--data", (folder / "pairs.jsonl").string(), "--pairs"};
+  const auto preview = [&](const char* row) {
+    std::vector<std::string> arguments = common;
+    arguments.insert(arguments.end(), {"--row", row});
+    return run(arguments);
+  };
+  const Ran second = preview("2");
+  CHECK(second.code == 0);
+  CHECK(second.output.find("\u27e6x<|im_end|>") != std::string::npos);
+  CHECK(second.output.find("\u27e6y<|im_end|>") != std::string::npos);
+  // <|im_start|> user\n say x <|im_end|> \n <|im_start|> assistant\n
+  static_assert(1 + 5 + 5 + 1 + 1 + 1 + 10 == 24);
+  CHECK(second.output.find("the first 24 tokens are shared") != std::string::npos);
+  const Ran missing = preview("3");
+  CHECK(missing.code == 2);
+  CHECK(missing.output.find("row 3") != std::string::npos);
+}
+
 TEST_CASE("cli: all problems of a config are shown at once") {
   const Ran bad = run({"train", "--batch_size", "0", "--precision", "fp8", "--tile", "100"});
   CHECK(bad.code == 2);

@@ -31,7 +31,7 @@ python3 $here/plot.py "$out/dpo" "$out/orpo" "$out/orpo-adaptive" >"$out/upperca
 echo "curves: $out/uppercase.svg"
 for name in "" dpo orpo orpo-adaptive; do
   printf '\n%s\n' "${name:-before}"
-  for question in "What is the capital of Austria?" "What does a rabbit eat?"; do
+  for question in "What is the capital of Austria?" "Which month comes after July?"; do
     "$sluice" generate --model "$model" ${name:+--adapter "$out/$name/last"} --prompt "$question" --max-tokens 24 --temp 0
   done
 done

@@ -175,28 +175,39 @@ void refuse(const Json& config, const std::string& path, const char* key, const 
               fmt::format("{}: {} is {}; {}", path, key, config[key].dump().substr(0, 80), what));
 }
 
-std::vector<std::pair<std::string, double>> pattern(const Json& config, const char* key) {
-  std::vector<std::pair<std::string, double>> entries;
+// PEFT matches a key as a regular expression: "(.*\.)?(key)$". Long ones are slow to compile, so that is done once.
+std::regex compiled(const std::string& key, const std::string& path) {
+  try {
+    return std::regex("(.*\\.)?(" + key + ")");
+  } catch (const std::regex_error&) {
+    throw Error(ErrorCode::bad_config, fmt::format("{}: '{}' is not a regular expression", path, key));
+  }
+}
+
+// `name` is a module's without what checkpoints have before it, which is tried.
+bool matches(const std::regex& key, const std::string& name) {
+  for (const char* prefix : {"model.", "model.language_model.", "language_model.model."}) {
+    if (std::regex_match(prefix + name, key)) return true;
+  }
+  return false;
+}
+
+using Patterns = std::vector<std::pair<std::regex, double>>;
+
+Patterns pattern(const Json& config, const char* key, const std::string& path) {
+  Patterns entries;
   if (!config.contains(key) || !config[key].is_object()) return entries;
   for (const auto& [name, value] : config[key].items()) {
-    if (value.is_number()) entries.emplace_back(name, value.get<double>());
+    if (value.is_number()) entries.emplace_back(compiled(name, path), value.get<double>());
   }
   return entries;
 }
 
-// PEFT matches a key as a regular expression: "(.*\.)?(key)$". `name` is a module's without what checkpoints have before it, which is tried.
+// The first that matches wins.
 template <class T>
-T by_pattern(const std::vector<std::pair<std::string, double>>& patterns, const std::string& name, T otherwise,
-             const std::string& path) {
+T by_pattern(const Patterns& patterns, const std::string& name, T otherwise) {
   for (const auto& [key, value] : patterns) {
-    try {
-      const std::regex whole("(.*\\.)?(" + key + ")");
-      for (const char* prefix : {"model.", "model.language_model.", "language_model.model."}) {
-        if (std::regex_match(prefix + name, whole)) return static_cast<T>(value);
-      }
-    } catch (const std::regex_error&) {
-      throw Error(ErrorCode::bad_config, fmt::format("{}: '{}' is not a regular expression", path, key));
-    }
+    if (matches(key, name)) return static_cast<T>(value);
   }
   return otherwise;
 }
@@ -206,14 +217,15 @@ std::vector<std::string> expected_modules(const Json& config, const ModelConfig&
   std::vector<std::string> names;
   if (!config.contains("target_modules")) return names;
   const Json& targets = config["target_modules"];
+  std::optional<std::regex> whole;
+  if (targets.is_string() && targets != "all-linear") whole = compiled(targets.get<std::string>(), path);
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     for (int m = 0; m < num_modules; ++m) {
       const auto module = static_cast<Module>(m);
       if (linear_shape(model, layer, module).out == 0) continue;
       const std::string name = module_name(layer, module), full = "model." + name;
       bool wanted = targets == "all-linear";
-      if (targets.is_string() && !wanted)
-        wanted = by_pattern<int>({{targets.get<std::string>(), 1}}, name, 0, path) == 1;
+      if (whole) wanted = matches(*whole, name);
       for (const Json& target : targets.is_array() ? targets : Json::array()) {
         if (!target.is_string()) continue;
         const auto end = target.get<std::string>();
@@ -362,8 +374,8 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
   opened.safetensors = std::make_unique<SafetensorsFile>(files.weights);
   std::vector<std::string> problems;
   opened.parts = PartsReader(files.format, config, problems).read(opened.safetensors->tensors(), spec.dora);
-  const std::vector<std::pair<std::string, double>> alphas = pattern(json, "alpha_pattern"),
-                                                    ranks = pattern(json, "rank_pattern");
+  const Patterns alphas = pattern(json, "alpha_pattern", files.config),
+                 ranks = pattern(json, "rank_pattern", files.config);
   if (peft) {
     if (json.contains("base_model_name_or_path") && json["base_model_name_or_path"].is_string())
       loaded.base = json["base_model_name_or_path"].get<std::string>();
@@ -375,7 +387,7 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
   }
   for (const auto& [key, parts] : opened.parts) {
     const std::string name = module_name(key.first, key.second);
-    const int64_t rank = by_pattern(ranks, name, spec.rank, files.config);
+    const int64_t rank = by_pattern(ranks, name, spec.rank);
     if (parts.rank != rank)
       problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, adapter_config_name, rank));
   }
@@ -388,7 +400,7 @@ OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
     spec.targets.push_back(full);
     if (!ranks.empty()) spec.rank_pattern.emplace_back(full, parts.rank);
     if (!alphas.empty())
-      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, name, static_cast<double>(spec.alpha), files.config));
+      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, name, static_cast<double>(spec.alpha)));
   }
   loaded.layout = AdapterLayout(config, spec);
   return opened;

@@ -64,10 +64,24 @@ function(sluice_test_program name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE sluice_flags doctest::doctest)
   target_compile_definitions(${name} PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  if(SLUICE_CUDA)
+    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/device_heap.cpp)
+    target_compile_definitions(${name} PRIVATE SLUICE_TEST_HEAP)
+  endif()
   add_test(NAME ${name} COMMAND ${name} --test-suite-exclude=full)
   set_tests_properties(${name} PROPERTIES LABELS fast)
   add_test(NAME ${name}_full COMMAND ${name} --test-suite=full --no-skipped-summary)
   set_tests_properties(${name}_full PROPERTIES LABELS full)
+endfunction()
+
+# The same program on the CUDA device, with the label cuda: `ctest -L cuda`. It fails where there is none. Further arguments
+# choose the test cases.
+function(sluice_cuda_test name)
+  if(SLUICE_CUDA)
+    add_test(NAME ${name}_cuda COMMAND ${name} --test-suite-exclude=full ${ARGN})
+    set_tests_properties(${name}_cuda PROPERTIES LABELS cuda ENVIRONMENT SLUICE_TEST_DEVICE=cuda RUN_SERIAL ON)
+    add_dependencies(${name} sluice_cuda)
+  endif()
 endfunction()
 
 function(sluice_tests)
@@ -85,12 +99,18 @@ function(sluice_tests)
       target_link_libraries(${name}_test PRIVATE sluice_${name})
     endif()
   endforeach()
+  sluice_cuda_test(ops_test)
   file(GLOB end_to_end CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*_test.cpp)
   if(end_to_end)
     sluice_test_program(end_to_end_test ${end_to_end})
     target_link_libraries(end_to_end_test PRIVATE sluice_cli)
     target_compile_definitions(end_to_end_test PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
     add_dependencies(end_to_end_test sluice)
+    # Files whose test cases compute: the others are about text, files and the command line.
+    set(files *adapter_test* *dora_test* *gemma_test* *gemma_files* *generate_test* *linear_ce_oracle* *model_oracle* *plan_test*
+              *policy_test* *preference_* *training_test* *validation_task*)
+    list(JOIN files , files)
+    sluice_cuda_test(end_to_end_test --source-file=${files})
   endif()
 endfunction()
 
@@ -128,16 +148,22 @@ function(sluice_fuzzers)
   endforeach()
 endfunction()
 
-# libsluice_cuda.so from all *.cu; the program opens it when a CUDA device is first used. A macro, since a language can only
-# be enabled in file scope.
+# libsluice_cuda.so from all *.cu; the program opens it when a CUDA device is first used. Machine code for Ampere and later
+# (portable kernels; newer devices compile their PTX) and for Hopper's own instructions. A macro, since a language can only be
+# enabled in file scope.
 macro(sluice_cuda_library)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  enable_language(CUDA)
+  foreach(kind STANDARD EXTENSION)  # CMake 3.25 does not know nvcc 13's flag
+    set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
+  endforeach()
+  find_package(CUDAToolkit 13.0 REQUIRED)
   file(GLOB_RECURSE sluice_cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cu)
-  if(sluice_cuda_sources)
-    enable_language(CUDA)
-    add_library(sluice_cuda SHARED ${sluice_cuda_sources})
-    target_include_directories(sluice_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
-    target_link_libraries(sluice_cuda PRIVATE sluice_core)
-  else()
-    message(STATUS "No .cu files in src: the CUDA backend is not built")
-  endif()
+  add_library(sluice_cuda SHARED ${sluice_cuda_sources})
+  target_include_directories(sluice_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(sluice_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
+    -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a>)
+  target_link_libraries(sluice_cuda PRIVATE sluice_core CUDA::cublasLt)
+  set_target_properties(sluice_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+  install(TARGETS sluice_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endmacro()

@@ -32,6 +32,9 @@ ValidationTask make_task(const TrainConfig& config, const Model& model, const Mo
 // Settings from a YAML file and what the parser left over; prints notes on aliases.
 TrainConfig config_from_command(const std::string& yaml, const std::vector<std::string>& rest);
 
+// --device for a command that runs a model: cpu, cuda, cuda:1.
+void add_device_option(CLI::App& command, std::string& device);
+
 // The whole program: parses, runs, turns an Error into one line on stderr and a code.
 int run_cli(int argc, char** argv);
 

@@ -7,7 +7,7 @@
 
 #include "cli/command.h"
 #include "core/version.h"
-#include "ops/common/cuda_library.h"
+#include "core/device.h"
 #include "ops/gemm/gemm.h"
 #include "train/plan.h"
 
@@ -54,8 +54,17 @@ void doctor() {
       fmt::print("memory       {} available\n", gib(std::stoll(line.substr(13)) * 1024));
   }
   try {
-    cuda_symbol("device_report");
-    fmt::print("CUDA         backend loaded\n");
+    const std::vector<DeviceInfo> devices = cuda_devices();
+    if (devices.empty()) fmt::print("CUDA         the backend is here, the driver shows no device\n");
+    for (size_t i = 0; i < devices.size(); ++i) {
+      const DeviceInfo& d = devices[i];
+      fmt::print("cuda:{}       {}, compute {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}.{}, {}\n", i, d.name,
+                 d.major, d.minor, d.num_multiprocessors, gib(d.free_bytes), gib(d.total_bytes),
+                 d.driver_version / 1000, d.driver_version % 1000 / 10,
+                 d.major == 9  ? "Hopper kernels"
+                 : d.major >= 8 ? "portable kernels"
+                                : "too old: 8.0 is needed");
+    }
   } catch (const Error& e) {
     fmt::print("CUDA         {}\n", e.what());
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cli/command.h"
+#include "core/device.h"
 #include "data/batch.h"
 #include "data/dataset.h"
 #include "eval/chunk_task.h"
@@ -20,7 +21,7 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string model, adapter, data, out, chat_template, precision = "bf16";
+  std::string model, adapter, data, out, chat_template, precision = "bf16", device = "cpu";
   int64_t max_tokens = 256, batch_size = 8, limit = 0, max_seq_length = 1 << 20;
   int threads = 0;
   bool full = false;
@@ -33,6 +34,8 @@ struct Loaded {
         text(load_model_text(*model->source)),
         pool(o.threads > 0 ? o.threads : ThreadPool::default_threads()),
         adapters(pool, *model) {
+    model->device = parse_device(o.device);
+    model->upload();
     if (!o.adapter.empty()) {
       adapters.mount("adapter", o.adapter);
       text.use_template_of(o.adapter);
@@ -80,14 +83,14 @@ void eval_loss(const Options& o) {
   Schedule schedule = Schedule::uniform(loaded.model->config.num_layers, 1, Level::input);
   const StepSettings settings{.schedule = schedule, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16};
   const auto logps = [&](Arena& arena, const Batch& batch) {
-    Context ctx{.arena = arena, .pool = loaded.pool};
+    Context ctx{.arena = arena, .pool = loaded.pool, .device = loaded.model->device};
     return forward_logps(ctx, *loaded.model, loaded.adapter(),
                          {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
                          settings);
   };
-  Arena counting = Arena::counting(Device::cpu());
+  Arena counting = Arena::counting(loaded.model->device);
   for (const Sample& sample : data.samples) logps(counting, pack({&sample}));
-  Arena arena = Arena::allocate(Device::cpu(), counting.peak());
+  Arena arena = Arena::allocate(loaded.model->device, counting.peak());
   double sum = 0;
   int64_t tokens = 0;
   for (const Sample& sample : data.samples) {
@@ -134,6 +137,7 @@ void add_common(CLI::App& command, Options& o) {
   command.add_option("--precision", o.precision, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
+  add_device_option(command, o.device);
   command.add_option("--threads", o.threads, "0: every core this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

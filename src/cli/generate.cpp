@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "cli/command.h"
+#include "core/device.h"
 #include "data/model_text.h"
 #include "infer/adapter_set.h"
 #include "infer/generate.h"
@@ -19,7 +20,7 @@ namespace {
 volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
-  std::string model, adapter, prompt, prompt_file, system, chat_template, precision = "bf16";
+  std::string model, adapter, prompt, prompt_file, system, chat_template, precision = "bf16", device = "cpu";
   bool raw = false, quiet = false, logits = false;
   std::vector<int32_t> ids;
   int64_t max_tokens = 256, max_kv_size = 0;
@@ -49,6 +50,8 @@ std::vector<int32_t> prompt_ids(const Options& o, const ModelText& text) {
 
 void generate(const Options& o) {
   const std::unique_ptr<Model> model = load_model(o.model);
+  model->device = parse_device(o.device);
+  model->upload();
   ModelText text = load_model_text(*model->source);
   ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
   AdapterSet adapters(pool, *model);
@@ -127,6 +130,7 @@ void add_generate(CLI::App& app) {
   command->add_option("--precision", o->precision, "of prefill and cache: bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
+  add_device_option(*command, o->device);
   command->add_option("--threads", o->threads, "0: every core this process may use")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

@@ -25,6 +25,10 @@ std::vector<std::pair<std::string, std::string>> as_settings(const std::vector<s
   return settings;
 }
 
+void add_device_option(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "where to run: cpu, cuda or cuda:1")->capture_default_str();
+}
+
 int run_cli(int argc, char** argv) {
   CLI::App app{
       "Sluice fine-tunes language models with LoRA on long sequences, in memory that is known before the run starts.",

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "core/device.h"
+
 namespace sluice {
 
 namespace {
@@ -18,12 +20,23 @@ int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1
 
 }  // namespace
 
-void Arena::Unmap::operator()(std::byte* p) const { munmap(p, static_cast<size_t>(bytes)); }
+void Arena::Release::operator()(std::byte* p) const {
+  switch (kind) {
+    case Kind::mapped: munmap(p, static_cast<size_t>(bytes)); break;
+    case Kind::device: device_free(device, p); break;
+    case Kind::pinned: pinned_free(p); break;
+  }
+}
 
 Arena Arena::counting(Device device) { return Arena(device); }
 
 Arena Arena::allocate(Device device, int64_t capacity_bytes) {
-  SLUICE_ASSERT(device.type == DeviceType::cpu);
+  if (device.type == DeviceType::cuda) {
+    Arena arena(device);
+    arena.memory_ = {device_allocate(device, capacity_bytes), Release{Kind::device, device, capacity_bytes}};
+    arena.capacity_ = capacity_bytes;
+    return arena;
+  }
   const int64_t mapped = round_up(capacity_bytes > 0 ? capacity_bytes : 1, 4096);
   void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -31,7 +44,14 @@ Arena Arena::allocate(Device device, int64_t capacity_bytes) {
         "the system refused an arena of " + gib(capacity_bytes) +
             "; give a smaller --memory or a shorter max_seq_length");
   Arena arena(device);
-  arena.memory_ = {static_cast<std::byte*>(p), Unmap{mapped}};
+  arena.memory_ = {static_cast<std::byte*>(p), Release{Kind::mapped, device, mapped}};
+  arena.capacity_ = capacity_bytes;
+  return arena;
+}
+
+Arena Arena::pinned(int64_t capacity_bytes) {
+  Arena arena(Device::cpu());
+  arena.memory_ = {pinned_allocate(capacity_bytes), Release{Kind::pinned, Device::cpu(), capacity_bytes}};
   arena.capacity_ = capacity_bytes;
   return arena;
 }

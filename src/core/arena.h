@@ -30,8 +30,11 @@ class Arena {
   static constexpr int64_t alignment = 256;
 
   static Arena counting(Device device);
-  // Maps and touches `capacity_bytes`, so that what is planned is resident from the start.
+  // On the CPU maps and touches `capacity_bytes`, so that what is planned is resident from the start; on a CUDA device one
+  // plain allocation (core/device.h).
   static Arena allocate(Device device, int64_t capacity_bytes);
+  // Host memory that a CUDA device reads and writes directly: what a step offloads, and staging.
+  static Arena pinned(int64_t capacity_bytes);
 
   Arena(Arena&&) = default;
   Arena& operator=(Arena&&) = default;
@@ -57,14 +60,17 @@ class Arena {
   }
 
  private:
-  struct Unmap {
-    int64_t bytes;
+  enum class Kind : uint8_t { mapped, device, pinned };
+  struct Release {
+    Kind kind = Kind::mapped;
+    Device device;
+    int64_t bytes = 0;
     void operator()(std::byte* p) const;
   };
-  explicit Arena(Device device) : device_(device), memory_(nullptr, Unmap{0}) {}
+  explicit Arena(Device device) : device_(device), memory_(nullptr, Release{}) {}
 
   Device device_;
-  std::unique_ptr<std::byte, Unmap> memory_;
+  std::unique_ptr<std::byte, Release> memory_;
   int64_t capacity_ = 0, used_ = 0, peak_ = 0;
 };
 

@@ -7,7 +7,7 @@ namespace sluice {
 void AdapterSet::mount(const std::string& name, const std::string& folder) {
   check(!name.empty(), ErrorCode::bad_config, "an adapter needs a name; the empty one is the base");
   auto loaded = std::make_unique<LoadedAdapter>(load_adapter(folder, model_.config));
-  refresh_norms(pool_, model_, *loaded);
+  prepare_adapter(pool_, model_, *loaded);
   adapters_[name] = std::move(loaded);
 }
 

@@ -102,11 +102,11 @@ struct Generator::Impl {
   };
 
   Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o)
-      : pool(p), model(m), options(o), arena(Arena::counting(Device::cpu())) {
+      : pool(p), model(m), options(o), arena(Arena::counting(m.device)) {
     take_caches();
     const int64_t held = arena.used();
     {
-      Context ctx{.arena = arena, .pool = pool, .isa = options.isa};
+      Context ctx{.arena = arena, .pool = pool, .device = model.device, .isa = options.isa};
       ArenaScope scope(arena);
       Tensor logits = scope.tensor(DType::f32, {options.max_sequences, model.config.vocab_size});
       const std::vector<int32_t> longest(static_cast<size_t>(options.max_tokens), 0);
@@ -118,7 +118,7 @@ struct Generator::Impl {
     SLUICE_ASSERT(arena.used() == held);
     // An adapter's thin products take a little more; its rank is not known yet.
     const int64_t for_adapter = 64 * options.max_sequences * (1 << 10) + (8 << 20);
-    arena = Arena::allocate(Device::cpu(), arena.peak() + for_adapter);
+    arena = Arena::allocate(model.device, arena.peak() + for_adapter);
     take_caches();
   }
 
@@ -152,7 +152,7 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
                                                 const OnToken& on_token) {
   Impl& s = *impl_;
   for (const GenerateRequest& r : requests) s.require_room(r);
-  Context ctx{.arena = s.arena, .pool = s.pool, .isa = s.options.isa};
+  Context ctx{.arena = s.arena, .pool = s.pool, .device = s.model.device, .isa = s.options.isa};
   ArenaScope scope(s.arena);
   const int64_t V = s.model.config.vocab_size;
   Tensor logits = scope.tensor(DType::f32, {s.options.max_sequences, V});

@@ -435,6 +435,7 @@ int64_t interleaved_head_dim(const ModelConfig& config, int64_t layer, Module mo
 }
 
 Adapter LoadedAdapter::view() {
+  if (on_device) return {layout, device_flat, device_norms};
   const auto tensor = [](std::vector<float>& v) {
     if (v.empty()) return Tensor{};
     return Tensor{.data = v.data(), .dtype = DType::f32, .shape = {static_cast<int64_t>(v.size())}};

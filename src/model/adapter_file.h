@@ -13,6 +13,7 @@
 // is wrong is listed in one Error(bad_file). What cannot be represented (modules_to_save, embeddings) is refused by name.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,9 +31,11 @@ enum class AdapterFormat : uint8_t { peft, mlx, gguf };
 struct LoadedAdapter {
   AdapterLayout layout;
   std::vector<float> flat;   // layout.size() numbers
-  std::vector<float> norms;  // DoRA: layout.num_norms() numbers once model/dora.h has filled them
+  std::vector<float> norms;  // DoRA: layout.num_norms() numbers once prepare_adapter (model/dora.h) has filled them
   AdapterFormat format = AdapterFormat::peft;
   std::string base;  // base_model_name_or_path, or empty
+  std::optional<Arena> on_device;       // flat and norms once model/dora.h's prepare_adapter has placed them on a CUDA device
+  Tensor device_flat, device_norms;
 
   Adapter view();
 };

@@ -1,5 +1,7 @@
 #include "model/dora.h"
 
+#include "core/device.h"
+#include "ops/common/copy.h"
 #include "ops/dora/dora.h"
 #include "ops/rows/rows.h"
 
@@ -25,14 +27,23 @@ void start_magnitudes(Context& ctx, const Model& model, const Adapter& adapter) 
   scale_into(ctx, {.x = adapter.norms(), .y = adapter.flat().rows(begin, count)});
 }
 
-void refresh_norms(ThreadPool& pool, const Model& model, LoadedAdapter& loaded) {
-  if (loaded.layout.num_norms() == 0) return;
-  loaded.norms.assign(static_cast<size_t>(loaded.layout.num_norms()), 0.0F);
-  Arena arena = Arena::counting(Device::cpu());
+void prepare_adapter(ThreadPool& pool, const Model& model, LoadedAdapter& loaded) {
+  const int64_t size = loaded.layout.size(), num_norms = loaded.layout.num_norms();
+  if (num_norms > 0) loaded.norms.assign(static_cast<size_t>(num_norms), 0.0F);
+  if (model.device.type == DeviceType::cuda) {
+    loaded.on_device.emplace(Arena::allocate(model.device, (size + num_norms) * 4 + 2 * Arena::alignment));
+    loaded.device_flat = loaded.on_device->tensor(DType::f32, {size});
+    if (num_norms > 0) loaded.device_norms = loaded.on_device->tensor(DType::f32, {num_norms});
+    Context ctx{.arena = *loaded.on_device, .pool = pool, .device = model.device};
+    copy_from_host(ctx, {.host = loaded.flat.data(), .tensor = loaded.device_flat});
+  }
+  if (num_norms == 0) return;
+  Arena arena = Arena::counting(model.device);
   for (bool counting : {true, false}) {
-    if (!counting) arena = Arena::allocate(Device::cpu(), arena.peak());
-    Context ctx{.arena = arena, .pool = pool};
+    if (!counting) arena = Arena::allocate(model.device, arena.peak());
+    Context ctx{.arena = arena, .pool = pool, .device = model.device};
     refresh_norms(ctx, model, loaded.view());
+    if (!counting) synchronize(model.device);
   }
 }
 

@@ -14,7 +14,7 @@ void refresh_norms(Context& ctx, const Model& model, const Adapter& adapter);
 // Magnitudes and norms of a fresh adapter, whose B is 0: both the base's row norms, so that the layer is the base's to the bit.
 void start_magnitudes(Context& ctx, const Model& model, const Adapter& adapter);
 
-// Fills loaded.norms, with an arena of its own.
-void refresh_norms(ThreadPool& pool, const Model& model, LoadedAdapter& loaded);
+// Makes a loaded adapter ready to run with the model: fills its norms, with an arena of its own, and places both on the model's device.
+void prepare_adapter(ThreadPool& pool, const Model& model, LoadedAdapter& loaded);
 
 }  // namespace sluice

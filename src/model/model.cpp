@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/device.h"
 #include "io/row_access.h"
 #include "model/gguf_names.h"
 #include "model/registry.h"
@@ -138,8 +139,128 @@ class Loader {
 
 }  // namespace
 
+namespace {
+
+constexpr int64_t staging_bytes = int64_t{8} << 20;
+
+template <class Model, class Visit>
+void for_each_linear(Model& model, Visit visit) {
+  for (auto& l : model.layers) {
+    for (auto* linear : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection})
+      visit(*linear);
+  }
+}
+
+int64_t group_bytes(const Weight& w) {  // of the scales, and of the biases
+  return w.format == WeightFormat::affine ? w.rows * (w.cols / w.group_size) * size_of(w.scale_dtype) : 0;
+}
+
+}  // namespace
+
 void Model::embed(Context& ctx, Tensor ids, Tensor x) const {
-  gather_weight_rows(ctx, {.table = embedding, .ids = ids, .scale = config.embedding_scale, .y = x});
+  gather(ctx, embedding, ids, config.embedding_scale, x);
+}
+
+bool Model::on_device(const Weight& weight) const {
+  if (device.type == DeviceType::cpu) return true;
+  return &weight == &embedding ? config.tied_head : &weight != &input_table;
+}
+
+void Model::gather(Context& ctx, const Weight& table, Tensor ids, float scale, Tensor y) const {
+  if (on_device(table)) {
+    gather_weight_rows(ctx, {.table = table, .ids = ids, .scale = scale, .y = y});
+    return;
+  }
+  if (ctx.counting()) return;
+  if (table.empty()) {  // upload_random
+    device_random(device, y.data, y.dtype, y.numel(), 1, scale);
+    return;
+  }
+  std::vector<int32_t> host(static_cast<size_t>(ids.numel()));
+  copy_to_host(ctx, {.tensor = ids, .host = host.data()});
+  Context cpu{.arena = *staging_, .pool = ctx.pool};
+  const int64_t N = ids.numel(), at_once = std::max<int64_t>(1, staging_bytes / (y.shape[1] * size_of(y.dtype)));
+  for (int64_t begin = 0; begin < N; begin += at_once) {
+    ArenaScope scope(*staging_);
+    const int64_t count = std::min(at_once, N - begin);
+    Tensor rows = scope.tensor(y.dtype, {count, y.shape[1]});
+    const Tensor some{.data = host.data() + begin, .dtype = DType::i32, .shape = {count}};
+    gather_weight_rows(cpu, {.table = table, .ids = some, .scale = scale, .y = rows});
+    copy_from_host(ctx, {.host = rows.data, .tensor = y.rows(begin, count)});
+  }
+}
+
+// Takes room for everything that goes to the device, in one order, and hands each piece to
+// `place_bytes(const std::byte* from, std::byte* to, int64_t bytes, what)`, which may be asked on a counting arena.
+template <class Place>
+void Model::place(Arena& arena, Place place_bytes) {
+  const bool moves = !arena.is_counting();
+  const auto piece = [&](const std::byte*& data, int64_t bytes, DType dtype) {
+    if (bytes == 0) return;
+    std::byte* to = arena.bytes(bytes);
+    if (!moves) return;
+    place_bytes(data, to, bytes, dtype);
+    data = to;
+  };
+  const auto weight = [&](Weight& w) {
+    if (w.rows == 0) return;
+    piece(w.data, w.rows * w.row_bytes(), w.format == WeightFormat::bf16 ? DType::bf16 : DType::f32);
+    piece(w.scales, group_bytes(w), w.scale_dtype);
+    piece(w.biases, group_bytes(w), w.scale_dtype);
+  };
+  const auto vector = [&](Tensor& t) {
+    if (t.empty()) return;
+    const auto* from = static_cast<const std::byte*>(t.data);
+    piece(from, t.size_bytes(), DType::u8);
+    if (moves) t.data = const_cast<std::byte*>(from);
+  };
+  weight(head);
+  if (moves && config.tied_head) embedding = head;
+  if (input_projection.rows > 0) weight(input_projection);
+  for (Tensor* t : {&final_norm, &input_norm}) vector(*t);
+  for (DecoderLayer& l : layers) {
+    for (Tensor* t : {&l.input_norm, &l.mlp_norm, &l.post_attention_norm, &l.post_mlp_norm, &l.post_input_norm, &l.q_norm, &l.k_norm})
+      vector(*t);
+  }
+  for_each_linear(*this, [&](LoraLinear& linear) {
+    weight(linear.weight);
+    vector(linear.bias);
+  });
+}
+
+int64_t Model::device_bytes() const {
+  if (device.type == DeviceType::cpu) return 0;
+  Arena arena = Arena::counting(device);
+  const_cast<Model*>(this)->place(arena, [](const std::byte*, std::byte*, int64_t, DType) {});  // a counting arena moves nothing
+  return arena.peak();
+}
+
+void Model::upload() {
+  if (device.type == DeviceType::cpu || device_memory_) return;
+  device_memory_ = Arena::allocate(device, device_bytes());
+  staging_ = Arena::pinned(staging_bytes + (1 << 20));
+  ThreadPool pool(1);
+  Context ctx{.arena = *device_memory_, .pool = pool, .device = device};
+  place(*device_memory_, [&](const std::byte* from, std::byte* to, int64_t bytes, DType) {
+    check(from != nullptr, ErrorCode::bad_file, source->path() + ": the file is a header without weights; download it whole");
+    copy_from_host(ctx, {.host = from, .tensor = {.data = to, .dtype = DType::u8, .shape = {bytes}}});
+  });
+}
+
+void Model::upload_random(uint64_t seed) {
+  SLUICE_ASSERT(device.type == DeviceType::cuda && !device_memory_);
+  device_memory_ = Arena::allocate(device, device_bytes());
+  staging_ = Arena::pinned(staging_bytes + (1 << 20));
+  ThreadPool pool(1);
+  Context ctx{.arena = *device_memory_, .pool = pool, .device = device};
+  place(*device_memory_, [&](const std::byte*, std::byte* to, int64_t bytes, DType dtype) {
+    if (dtype == DType::u8) {  // norms, biases
+      const std::vector<float> ones(static_cast<size_t>(bytes) / sizeof(float), 1.0F);
+      copy_from_host(ctx, {.host = ones.data(), .tensor = {.data = to, .dtype = DType::u8, .shape = {bytes}}});
+    } else {
+      device_random(device, to, dtype, bytes / size_of(dtype), seed++, 0.02F);
+    }
+  });
 }
 
 void Model::layer_inputs(Context& ctx, Tensor ids, Tensor e, Tensor u) const {
@@ -149,7 +270,7 @@ void Model::layer_inputs(Context& ctx, Tensor ids, Tensor e, Tensor u) const {
   Tensor projected = scope.like(u);
   linear_forward(ctx, {.weight = input_projection, .x = e, .y = projected});
   scale_into(ctx, {.x = projected, .y = projected, .scale = 1 / std::sqrt(C)});
-  gather_weight_rows(ctx, {.table = input_table, .ids = ids, .scale = std::sqrt(P), .y = u});
+  gather(ctx, input_table, ids, std::sqrt(P), u);
   rmsnorm_forward(ctx, {.x = projected,
                         .weight = input_norm,
                         .residual = u,

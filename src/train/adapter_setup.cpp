@@ -1,5 +1,7 @@
 #include "train/adapter_setup.h"
 
+#include "ops/common/host_floats.h"
+
 namespace sluice {
 
 namespace {
@@ -32,13 +34,12 @@ AdapterLayout adapter_layout(const TrainConfig& config, const Model& model) {
 }
 
 void start_adapter(Context& ctx, const Model& model, const TrainConfig& config, const Adapter& adapter) {
-  auto* flat = adapter.flat().as<float>();
-  if (!config.resume_adapter_file.empty()) {
-    load_adapter_into(config.resume_adapter_file, model.config, adapter.layout(), flat);
-    return;
-  }
-  initialise_adapter(adapter.layout(), static_cast<uint64_t>(config.seed), flat);
-  start_magnitudes(ctx, model, adapter);
+  HostFloats flat(ctx, adapter.flat(), HostFloats::Content::unread);
+  const bool loads = !config.resume_adapter_file.empty();
+  if (loads) load_adapter_into(config.resume_adapter_file, model.config, adapter.layout(), flat.data());
+  else initialise_adapter(adapter.layout(), static_cast<uint64_t>(config.seed), flat.data());
+  flat.write_back();
+  if (!loads) start_magnitudes(ctx, model, adapter);
 }
 
 int64_t resident_bytes(const AdapterLayout& layout) {

@@ -1,5 +1,7 @@
 #include "train/config.h"
 
+#include "core/device.h"
+
 #include <fmt/format.h>
 #include <yaml-cpp/yaml.h>
 
@@ -218,8 +220,9 @@ const std::vector<Setting>& train_settings() {
       {"resume", &C::resume, "go on from the last complete checkpoint in adapter_path", {"resume_from_checkpoint"}},
       {"seed", &C::seed, "of the adapter's start, the order of the rows and dropout", {}, {}, 0, 9e15},
       {"precision", &C::precision, "of activations and of the operands of products", {}, {"bf16", "fp32"}},
-      {"device", &C::device, "where to run", {}, {"cpu", "cuda"}},
-      {"memory", &C::memory, "budget of the process without the mapped base, e.g. 600MiB; auto: what is free"},
+      {"device", &C::device, "where to run: cpu, cuda or cuda:1"},
+      {"memory", &C::memory,
+       "budget, e.g. 600MiB; auto: what is free. On the CPU of the process without the mapped base, on a CUDA device of the device's memory"},
       {"threads", &C::threads, "threads; 0: every core this process may use", {}, {}, 0, 1024},
       {"segment_size", &C::segment_size, "layers recomputed together; 0: the planner chooses", {}, {}, 0, 1e6},
       {"level", &C::level, "what a layer keeps for the backward", {}, {"auto", "input", "attention", "all"}},
@@ -231,6 +234,11 @@ const std::vector<Setting>& train_settings() {
        0,
        1 << 24},
       {"head", &C::head, "schedule of the loss", {}, {"auto", "by_rows", "by_blocks"}},
+      {"offload",
+       &C::offload,
+       "inputs of segments wait for the backward in pinned host memory; needs a CUDA device",
+       {},
+       {"auto", "true", "false"}},
       {"head_rows", &C::head_rows, "rows at once in the head; 0: the planner chooses", {}, {}, 0, 1 << 20},
   };
   return settings;
@@ -483,6 +491,12 @@ std::vector<std::string> validate(const TrainConfig& config) {
         problems.push_back(
             fmt::format("'{}' in a pattern of lora_parameters; needed path=number, e.g. down_proj=4", entry));
     }
+  }
+  try {
+    if (parse_device(config.device).type == DeviceType::cpu && config.offload == "true")
+      problems.emplace_back("offload: true needs device: cuda; on the CPU leave it out, the plan recomputes instead");
+  } catch (const Error& e) {
+    problems.emplace_back(e.what());
   }
   if (config.memory != "auto") {
     try {

@@ -58,6 +58,7 @@ struct TrainConfig {
   std::string precision = "bf16", device = "cpu", memory = "auto";
   int64_t threads = 0;
   int64_t segment_size = 0, tile = 0, head_rows = 0;
+  std::string offload = "auto";
   std::string level = "auto", head = "auto";
 };
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "core/device.h"
 #include "train/adapter_setup.h"
 
 namespace sluice {
@@ -16,13 +17,27 @@ namespace {
 
 constexpr std::array<Level, 3> levels = {Level::input, Level::attention, Level::all};
 
-// Share of the large matrix product's rate that a part of the step reaches, measured by bench/ on two cores (AVX512-BF16):
-// only their ratios matter to the choice.
-constexpr double linear_efficiency = 0.85, attention_efficiency = 0.55;
-// Dequantising a weight once costs as much as this many rows of its matrix product.
-constexpr double dequantise_rows = 40;
+// What a device does to a step's time; only ratios matter to the choice.
+struct Rates {
+  // Share of the large matrix product's rate that a part of the step reaches.
+  double linear, attention;
+  // What a tile costs besides its rows, in rows of a matrix product: a plain weight's launches, and a quantised one's dequantisation.
+  double plain_tile_rows, quantised_tile_rows;
+};
+// Measured by bench/ on two cores (AVX512-BF16) and on one H200.
+Rates rates_of(Device device) {
+  if (device.type == DeviceType::cuda) return {.linear = 0.8, .attention = 0.55, .plain_tile_rows = 300, .quantised_tile_rows = 600};
+  return {.linear = 0.85, .attention = 0.55, .plain_tile_rows = 40, .quantised_tile_rows = 40};
+}
 
-int64_t free_memory() {
+// Copies to host memory run beside the computation; they take a little of the device's memory bandwidth.
+constexpr double offload_cost = 1.02;
+
+// Left to the driver: allocations are whole pages of 2 MiB, and kernels are loaded at their first launch.
+constexpr int64_t device_reserve_bytes = int64_t{128} << 20;
+
+int64_t free_memory(Device device) {
+  if (device.type == DeviceType::cuda) return memory_of(device).total_bytes - device_reserve_bytes;
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
   int64_t value = 0;
@@ -45,11 +60,11 @@ int64_t layer_weights(const DecoderLayer& l) {
 class CostModel {
  public:
   explicit CostModel(const PlanRequest& request, const BatchShape& shape)
-      : request_(request), tokens_(shape.spans.num_tokens()) {
+      : request_(request), rates_(rates_of(request.device)), tokens_(shape.spans.num_tokens()) {
     for (const DecoderLayer& l : request.model.layers) {
       const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
       attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) /
-                           attention_efficiency);
+                           rates_.attention);
     }
   }
 
@@ -76,19 +91,23 @@ class CostModel {
  private:
   double linear(double weights, int64_t tile) const {
     const double tiles = static_cast<double>((tokens_ + tile - 1) / tile);
-    return weights * (static_cast<double>(tokens_) + dequantise_rows * tiles) / linear_efficiency;
+    return weights * (static_cast<double>(tokens_) + tile_rows(request_.model.layers.front().gate.weight) * tiles) / rates_.linear;
+  }
+  double tile_rows(const Weight& weight) const {
+    return weight.format == WeightFormat::bf16 ? rates_.plain_tile_rows : rates_.quantised_tile_rows;
   }
 
   const PlanRequest& request_;
+  Rates rates_;
   int64_t tokens_;
   std::vector<double> attention_;
 };
 
 template <class Body>
 int64_t counted(const PlanRequest& request, Body body) {
-  Arena arena = Arena::counting(Device::cpu());
+  Arena arena = Arena::counting(request.device);
   ThreadPool pool(request.num_threads);
-  Context ctx{.arena = arena, .pool = pool, .isa = request.isa};
+  Context ctx{.arena = arena, .pool = pool, .device = request.device, .isa = request.isa};
   return body(ctx);
 }
 
@@ -136,6 +155,7 @@ PhaseTable phase_table(const PlanRequest& request, const Schedule& like, const B
     schedule.tile = like.tile;
     schedule.head = like.head;
     schedule.head_rows = like.head_rows;
+    schedule.offload = like.offload;
     std::vector<PhaseRecord> log;
     price_step(request, schedule, shape, &log);
     const auto i = static_cast<size_t>(level);
@@ -190,10 +210,12 @@ int64_t process_bytes(const PlanRequest& request) { return request.process_bytes
 // What no schedule changes.
 Plan describe_around(const PlanRequest& request) {
   Plan plan;
+  plan.device = request.device;
   plan.mapped_bytes = request.model.weight_bytes();
+  plan.weight_bytes = request.device.type == DeviceType::cuda ? request.model.device_bytes() : 0;
   plan.parameter_bytes = resident_bytes(request.layout);
   plan.process_bytes = process_bytes(request);
-  plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory();
+  plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory(request.device);
   return plan;
 }
 
@@ -202,7 +224,7 @@ Plan describe(const PlanRequest& request, const Schedule& schedule, double relat
   plan.schedule = schedule;
   plan.relative_time = relative_time;
   for (const BatchShape& shape : request.train)
-    plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape));
+    plan.step_bytes = std::max(plan.step_bytes, price_step(request, schedule, shape, nullptr, &plan.pinned_bytes));
   for (const BatchShape& shape : request.validation) {
     for (const AdapterLayout* layout : {&request.layout, request.reference}) {
       if (layout == nullptr) continue;
@@ -278,10 +300,14 @@ std::vector<Candidate> search(const PlanRequest& request) {
   };
   std::vector<int64_t> tiles, head_rows;
   const int64_t whole = (N + row_chunk - 1) / row_chunk * row_chunk;
-  for (int64_t tile = row_chunk; tile < whole && tile <= 4096; tile *= 2) tiles.push_back(tile);
-  tiles.push_back(std::min<int64_t>(whole, 4096));
+  const bool cuda = request.device.type == DeviceType::cuda;
+  const int64_t smallest_tile = cuda ? 1024 : row_chunk, largest_tile = cuda ? 32768 : 4096;
+  for (int64_t tile = smallest_tile; tile < whole && tile <= largest_tile; tile *= 2) tiles.push_back(tile);
+  tiles.push_back(std::min<int64_t>(whole, largest_tile));
   if (request.tile > 0) tiles = {request.tile};
-  for (int64_t rows : {64, 128, 256}) head_rows.push_back(rows);
+  const Rates rates = rates_of(request.device);
+  if (cuda) head_rows = {1024, 2048, 4096, 8192};
+  else head_rows = {64, 128, 256};
   if (request.head_rows > 0) head_rows = {request.head_rows};
   std::vector<Head> heads;
   for (int64_t rows : head_rows) {
@@ -293,10 +319,14 @@ std::vector<Candidate> search(const PlanRequest& request) {
                      .bytes = head_bytes(request, like, shape),
                      .cost = 2 * static_cast<double>(request.model.head.rows * request.model.head.cols) *
                              static_cast<double>(shape.num_targets) *
-                             (1 + dequantise_rows / static_cast<double>(rows)) / linear_efficiency});
+                             (1 + rates.quantised_tile_rows / static_cast<double>(rows)) / rates.linear});
   }
-  for (int64_t tile : tiles) {
-    for (Head& head : heads) head.like.tile = tile;
+  std::vector<bool> offloads = {false};
+  if (cuda && request.offload != "false") offloads.push_back(true);
+  if (request.offload == "true") offloads = {true};
+  for (int64_t tile : tiles) for (bool offload : offloads) {
+    for (Head& head : heads) head.like.tile = tile, head.like.offload = offload;
+    const double slower = offload ? offload_cost : 1;
     if (request.segment_size <= 1) {
       const PhaseTable table = phase_table(request, heads.front().like, shape);
       // The last layers keep most: their memory is the first to be given back.
@@ -306,7 +336,7 @@ std::vector<Candidate> search(const PlanRequest& request) {
           for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
           for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
           if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
-          const double layers_cost = cost.step(with_levels(heads.front().like, choice));
+          const double layers_cost = slower * cost.step(with_levels(heads.front().like, choice));
           for (const Head& head : heads) {
             found.push_back({.schedule = with_levels(head.like, choice),
                              .step_bytes = table.peak(choice, head.bytes),
@@ -322,7 +352,7 @@ std::vector<Candidate> search(const PlanRequest& request) {
         schedule.segments = Schedule::uniform(L, size, level).segments;
         std::vector<PhaseRecord> log;
         price_step(request, schedule, shape, &log);
-        const double layers_cost = cost.step(schedule);
+        const double layers_cost = slower * cost.step(schedule);
         for (const Head& head : heads) {
           schedule.head_rows = head.like.head_rows;
           found.push_back(
@@ -344,14 +374,16 @@ double fastest_cost(const std::vector<Candidate>& found) {
 }  // namespace
 
 int64_t price_step(const PlanRequest& request, const Schedule& schedule, const BatchShape& shape,
-                   std::vector<PhaseRecord>* log) {
+                   std::vector<PhaseRecord>* log, int64_t* pinned_bytes) {
+  Arena pinned = Arena::counting(Device::cpu());
   return counted(request, [&](Context& ctx) {
     const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
     const Adapter adapter = unread_adapter(request.layout);
     forward_backward(
         ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
-        {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .log = log},
+        {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .pinned = &pinned, .log = log},
         [](auto, auto) { return 0.0; });
+    if (pinned_bytes != nullptr) *pinned_bytes = std::max(*pinned_bytes, pinned.peak());
     if (log == nullptr) return ctx.arena.peak();
     int64_t peak = 0;
     for (const PhaseRecord& r : *log) peak = std::max(peak, r.peak_bytes);
@@ -364,7 +396,8 @@ Plan make_plan(const PlanRequest& request) {
   const std::vector<Candidate> found = search(request);
   const double fastest = fastest_cost(found);
   const Plan around = describe_around(request);
-  const int64_t for_step = around.budget_bytes - around.parameter_bytes - around.process_bytes;
+  const int64_t for_step =
+      around.budget_bytes - around.weight_bytes - around.parameter_bytes - around.process_bytes;
   const Candidate* leanest = &found.front();
   for (const Candidate& c : found) {
     if (c.step_bytes < leanest->step_bytes) leanest = &c;
@@ -414,20 +447,24 @@ std::string plan_table(const Plan& plan) {
     text += fmt::format("  {:<30} {:>12}   {}\n", what, gib(bytes), note);
   };
   text += fmt::format("Plan for {} tokens: {}\n", plan.num_tokens, plan.schedule.describe());
+  const bool cuda = plan.device.type == DeviceType::cuda;
+  if (cuda) row("base", plan.weight_bytes, "as its file holds it, on the device");
   row("adapter, gradient, moments", plan.parameter_bytes, "float32, whole run");
   row("kept by the forward", plan.kept_bytes, "inputs and what the levels keep");
   row("worst segment", plan.worst_segment_bytes, "above what is kept then");
   row("head", plan.head_bytes, "above what is kept then");
-  row("step arena", plan.step_bytes, "exact; touched at start");
+  row("step arena", plan.step_bytes, cuda ? "exact; one allocation" : "exact; touched at start");
   row("validation", plan.validation_bytes, "inside the step arena");
-  row("process", plan.process_bytes, "program, tokenizer, data, kernels");
+  row("process", plan.process_bytes, cuda ? "CUDA's context and kernels, and other processes" : "program, tokenizer, data, kernels");
   row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
-  row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
+  if (plan.pinned_bytes > 0) row("pinned host memory", plan.pinned_bytes, "besides: inputs wait there for the backward");
+  if (!cuda) row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
   text += fmt::format("  estimated time {:.2f} x that of the fastest schedule\n", plan.relative_time);
   return text;
 }
 
 Json plan_json(const Plan& plan) {
+  const auto cuda_or_cpu = [](Device device) { return device.type == DeviceType::cuda ? "cuda" : "cpu"; };
   Json segments = Json::array();
   for (const Segment& s : plan.schedule.segments) {
     segments.push_back({{"begin", s.begin},
@@ -449,6 +486,9 @@ Json plan_json(const Plan& plan) {
           {"validation_bytes", plan.validation_bytes},
           {"process_bytes", plan.process_bytes},
           {"mapped_bytes", plan.mapped_bytes},
+          {"weight_bytes", plan.weight_bytes},
+          {"pinned_bytes", plan.pinned_bytes},
+          {"device", cuda_or_cpu(plan.device)},
           {"relative_time", plan.relative_time},
           {"tile", plan.schedule.tile},
           {"head", plan.schedule.head == HeadSchedule::by_rows ? "by_rows" : "by_blocks"},

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/device.h"
 #include "train/adapter_setup.h"
 #include "train/trainer.h"
 
@@ -33,6 +34,7 @@ PlannedRun plan_run(const TrainConfig& config, int64_t tokens, int64_t targets, 
       tokens >= 2 && targets < tokens, ErrorCode::bad_config,
       fmt::format("--tokens is {} and --targets {}; at least 2 tokens and fewer targets than tokens", tokens, targets));
   const std::unique_ptr<Model> model = load_model(open_model(config.model, {.allow_header_only = true}));
+  model->device = parse_device(config.device);
   const AdapterLayout layout = adapter_layout(config, *model);
   PlanRequest request{.model = *model, .layout = layout};
   request.train = {{Spans::one(tokens), targets > 0 ? targets : tokens - 1}};

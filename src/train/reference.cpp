@@ -65,11 +65,12 @@ void ReferencePolicy::forget() {
   if (!adapter_) return;
   std::vector<float>().swap(adapter_->flat);
   std::vector<float>().swap(adapter_->norms);
+  adapter_->on_device.reset();
 }
 
 std::vector<PairReference> ReferencePolicy::logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,
                                                   const StepSettings& settings) {
-  if (adapter_) refresh_norms(ctx.pool, model_, *adapter_);
+  if (adapter_) prepare_adapter(ctx.pool, model_, *adapter_);
   const Adapter adapter = adapter_ ? adapter_->view() : Adapter();
   std::vector<PairReference> references(static_cast<size_t>(rows.size()));
   for (int64_t row = 0; row < rows.size(); ++row) {

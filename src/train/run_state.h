@@ -6,6 +6,7 @@
 #include <string>
 
 #include "io/hash.h"
+#include "ops/common/host_floats.h"
 #include "train/adapter_setup.h"
 #include "train/checkpoint.h"
 #include "train/lambda_controller.h"
@@ -22,21 +23,23 @@ inline double seconds_since(Clock::time_point start) {
 inline DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
 
 struct Run::State {
-  State(const AdapterLayout& layout, int64_t step_bytes, ThreadPool& pool)
-      : resident(Arena::allocate(Device::cpu(), resident_bytes(layout))),
-        arena(Arena::allocate(Device::cpu(), step_bytes)),
-        ctx{.arena = arena, .pool = pool},
+  State(Device device, const AdapterLayout& layout, const Plan& plan, ThreadPool& pool)
+      : resident(Arena::allocate(device, resident_bytes(layout))),
+        arena(Arena::allocate(device, plan.step_bytes)),
+        pinned(plan.pinned_bytes > 0 ? Arena::pinned(plan.pinned_bytes) : Arena::counting(Device::cpu())),
+        ctx{.arena = arena, .pool = pool, .device = device},
         p(resident.tensor(DType::f32, {layout.size()})),
         g(resident.tensor(DType::f32, {layout.size()})),
         m(resident.tensor(DType::f32, {layout.size()})),
         v(resident.tensor(DType::f32, {layout.size()})),
         norms(layout.num_norms() > 0 ? resident.tensor(DType::f32, {layout.num_norms()}) : Tensor{}) {}
 
-  std::string parameter_hash() const {
-    return sha256(std::as_bytes(std::span(p.as<float>(), static_cast<size_t>(p.numel()))));
+  std::string parameter_hash() {
+    HostFloats parameters(ctx, p);
+    return sha256(std::as_bytes(std::span(parameters.data(), static_cast<size_t>(p.numel()))));
   }
 
-  Arena resident, arena;
+  Arena resident, arena, pinned;
   Context ctx;
   Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
   Tensor norms;       // of DoRA, derived from p
@@ -54,7 +57,7 @@ struct Run::State {
   Clock::time_point since = Clock::now();
   RunResult result;
   int64_t saved_step = -1;
-  int64_t peak_anonymous = 0;
+  int64_t peak_bytes = 0;  // held, at the highest report
 };
 
 }  // namespace sluice

@@ -21,9 +21,10 @@ std::string Schedule::describe() const {
     if (s.size() == 1 && s.level == Level::attention) ++attention;
     if (s.size() == 1 && s.level == Level::all) ++all;
   }
-  return fmt::format("segments of {} ({} layers keep everything, {} attention, the rest inputs), tile {}, head by {}",
+  return fmt::format("segments of {} ({} layers keep everything, {} attention, the rest inputs), tile {}, head by {}{}",
                      longest, all, attention, tile,
-                     head == HeadSchedule::by_rows ? fmt::format("rows of {}", head_rows) : std::string("blocks"));
+                     head == HeadSchedule::by_rows ? fmt::format("rows of {}", head_rows) : std::string("blocks"),
+                     offload ? ", inputs in host memory" : "");
 }
 
 }  // namespace sluice

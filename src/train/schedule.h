@@ -25,6 +25,8 @@ struct Schedule {
   std::vector<Segment> segments;
   HeadSchedule head = HeadSchedule::by_rows;
   int64_t head_rows = 128;
+  // Inputs of segments wait for the backward in pinned host memory; three buffers take turns on the device.
+  bool offload = false;
 
   // Segments of `segment_size` layers at one level.
   static Schedule uniform(int64_t num_layers, int64_t segment_size, Level level);

@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
+#include <optional>
 
+#include "ops/common/aside.h"
 #include "ops/common/copy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -213,6 +216,54 @@ void segment_backward(Context& ctx, Stream& stream, const Segment& segment, cons
   }
 }
 
+// Where the inputs of segments lie: one after another in the arena, or, in a schedule that offloads, three buffers that take turns while the
+// copies wait in pinned memory. Input i lies in buffer i % 3 and is copied by slot i % 3.
+class Inputs {
+ public:
+  Inputs(Context& ctx, Stream& stream, const StepSettings& settings, int64_t num_segments)
+      : ctx_(ctx), stream_(stream), num_segments_(num_segments), offload_(settings.schedule.offload) {
+    if (!offload_) return;
+    SLUICE_ASSERT(settings.pinned != nullptr);
+    pinned_.emplace(*settings.pinned);
+    for (Tensor& t : ring_) t = stream.activations();
+    for (int64_t i = 0; i + 1 < num_segments; ++i) away_.push_back(pinned_->like(ring_[0]));
+  }
+
+  Tensor first() { return offload_ ? ring_[0] : stream_.activations(); }
+
+  // Where segment i writes its output; its input x begins to leave. The last one stays: the backward begins with it.
+  Tensor next(int64_t i, Tensor x) {
+    if (!offload_) return stream_.activations();
+    if (i + 1 < num_segments_) copy_aside(ctx_, {.from = x, .to = away_[static_cast<size_t>(i)], .slot = slot(i)});
+    if (i >= 2) wait_aside(ctx_, {.slot = slot(i + 1)});  // input i - 2 has left
+    return ring_[static_cast<size_t>(slot(i + 1))];
+  }
+
+  // The backward of segment i may read its input after this; the one before it begins to come.
+  void bring_back(int64_t i) {
+    if (!offload_) return;
+    if (i + 1 < num_segments_) wait_aside(ctx_, {.slot = slot(i)});
+    if (i == 0) return;
+    copy_aside(ctx_, {.from = away_[static_cast<size_t>(i - 1)], .to = ring_[static_cast<size_t>(slot(i - 1))], .slot = slot(i - 1)});
+  }
+
+  // Nothing is on its way any more.
+  void finish() {
+    for (int s = 0; offload_ && s < 3; ++s) wait_aside(ctx_, {.slot = s});
+  }
+
+ private:
+  static int slot(int64_t i) { return static_cast<int>(i % 3); }
+
+  Context& ctx_;
+  Stream& stream_;
+  int64_t num_segments_;
+  bool offload_;
+  std::array<Tensor, 3> ring_;
+  std::vector<Tensor> away_;
+  std::optional<ArenaScope> pinned_;
+};
+
 // Notes what a phase held at its start and at its peak.
 class PhaseScope {
  public:
@@ -245,16 +296,18 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
   stream.share_kv(/*with_gradients=*/true);
   Tensor d = stream.activations();
 
+  Inputs inputs(ctx, stream, settings, static_cast<int64_t>(schedule.segments.size()));
   std::vector<Kept> kept;
-  Tensor x = stream.activations();
+  Tensor x = inputs.first();
   stream.embed(x);
   for (const Segment& segment : schedule.segments) {
     const PhaseScope phase(ctx, settings.log, Phase::forward, segment.begin);
+    const auto i = static_cast<int64_t>(kept.size());
     // d is free until the head, so it serves as one of the two buffers inside a longer segment.
     Kept k{.x = x};
     if (segment.size() == 1) k.saved = stream.save(segment.begin, segment.level);
     k.mark = ctx.arena.mark();
-    Tensor out = stream.activations();
+    Tensor out = inputs.next(i, x);
     {
       ArenaScope inner(ctx.arena);
       if (segment.size() == 1) {
@@ -280,8 +333,10 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
     // The segment's output and what lies above it are of no more use.
     ctx.arena.release(kept[i].mark);
     const PhaseScope phase(ctx, settings.log, Phase::backward, segment.begin);
+    inputs.bring_back(static_cast<int64_t>(i));
     segment_backward(ctx, stream, segment, kept[i], grads, d, first_adapted);
   }
+  inputs.finish();
   return total;
 }
 

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <set>
 
+#include "core/device.h"
 #include "data/order.h"
 #include "io/atomic_file.h"
 #include "io/hash.h"
@@ -36,6 +37,22 @@ volatile std::sig_atomic_t interrupted = 0;
 // of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
 constexpr int64_t first_steps_bytes = 8 << 20;
 
+// What a CUDA context and the kernels of a step take, for plans made where there is no device. Measured on one H200 (docs/memory.md).
+constexpr int64_t assumed_context_bytes = int64_t{600} << 20;
+// Kernels that are loaded after planning.
+constexpr int64_t device_first_steps_bytes = int64_t{64} << 20;
+
+// What is held on the device now: by CUDA's context, and by other processes.
+int64_t held_on(Device device) {
+  DeviceMemory memory;
+  try {
+    memory = memory_of(device);
+  } catch (const Error&) {
+    return assumed_context_bytes;
+  }
+  return memory.total_bytes - memory.free_bytes + device_first_steps_bytes;
+}
+
 // A run that starts from an adapter is compared with that, not with the base, unless it asks for the base.
 std::string reference_folder(const TrainConfig& config) {
   if (config.reference_adapter.empty()) return config.resume_adapter_file;
@@ -52,11 +69,11 @@ Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_ta
     : config_(config), progress_(progress), objective_(objective_of(config)) {
   const std::vector<std::string> problems = sluice::validate(config);
   check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
-  check(config.device == "cpu", ErrorCode::bad_config, "device cuda cannot train yet; use device: cpu");
   pool_ = std::make_unique<ThreadPool>(config.threads > 0 ? static_cast<int>(config.threads)
                                                           : ThreadPool::default_threads());
   progress_.phase("opening " + config.model);
   model_ = load_model(config.model);
+  model_->device = parse_device(config.device);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
   load_data();
@@ -105,12 +122,15 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
   request.dtype = dtype_of_run(config);
   request.num_threads = num_threads;
   request.budget_bytes = config.memory == "auto" ? 0 : parse_bytes(config.memory, "memory");
-  request.process_bytes = [] { return process_memory().anonymous_bytes + first_steps_bytes; };
+  request.device = parse_device(config.device);
+  if (request.device.type == DeviceType::cuda) request.process_bytes = [device = request.device] { return held_on(device); };
+  else request.process_bytes = [] { return process_memory().anonymous_bytes + first_steps_bytes; };
   request.segment_size = config.segment_size;
   request.tile = config.tile;
   request.head_rows = config.head_rows;
   request.level = config.level == "auto" ? "" : config.level;
   request.head = config.head == "auto" ? "" : config.head;
+  request.offload = config.offload == "auto" ? "" : config.offload;
 }
 
 void Run::find_lengths() {
@@ -178,7 +198,7 @@ std::string Run::identity() const {
   // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
   Json what = sluice::to_json(config_);
   for (const char* free : {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head",
-                           "head_rows", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
+                           "head_rows", "offload", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
     what.erase(free);
   }
   const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
@@ -212,7 +232,9 @@ void Run::start() {
         fmt::format(
             "{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
             config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
-  state_ = std::make_unique<State>(layout_, plan_.step_bytes, *pool_);
+  if (model_->device.type == DeviceType::cuda) progress_.phase("copying the base to the device");
+  model_->upload();
+  state_ = std::make_unique<State>(model_->device, layout_, plan_, *pool_);
   State& s = *state_;
   s.adapter = Adapter(layout_, s.p, s.norms);
   s.grads = Adapter(layout_, s.g);
@@ -260,7 +282,10 @@ bool Run::try_resume() {
         fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give "
                     "another adapter_path",
                     found->folder));
-  load_checkpoint(*found, layout_, model_->config, s.p.as<float>(), s.m.as<float>(), s.v.as<float>());
+  constexpr auto unread = HostFloats::Content::unread;
+  HostFloats p(s.ctx, s.p, unread), m(s.ctx, s.m, unread), v(s.ctx, s.v, unread);
+  load_checkpoint(*found, layout_, model_->config, p.data(), m.data(), v.data());
+  for (HostFloats* part : {&p, &m, &v}) part->write_back();
   s.now = found->state;
   s.saved_step = s.now.step;
   if (config_.orpo_lambda_mode == "adaptive") {
@@ -319,10 +344,17 @@ void Run::update(int64_t count) {
   ++s.steps;
 }
 
+// What the system counts against the plan: the process' own memory, or the device's that is held.
+int64_t Run::held_bytes() const {
+  if (model_->device.type == DeviceType::cpu) return process_memory().anonymous_bytes;
+  const DeviceMemory memory = memory_of(model_->device);
+  return memory.total_bytes - memory.free_bytes;
+}
+
 void Run::report() {
   State& s = *state_;
   const double seconds = seconds_since(s.since);
-  s.peak_anonymous = std::max(s.peak_anonymous, process_memory().anonymous_bytes);
+  s.peak_bytes = std::max(s.peak_bytes, held_bytes());
   TrainReport report{
       .step = s.now.step,
       .total_steps = total_steps_,
@@ -333,7 +365,7 @@ void Run::report() {
       .steps_per_second = static_cast<double>(s.steps) / seconds,
       .tokens_per_second = static_cast<double>(s.run_tokens) / seconds,
       .trained_tokens = s.now.trained_tokens,
-      .peak_bytes = s.peak_anonymous};
+      .peak_bytes = s.peak_bytes};
   if (!std::isfinite(report.loss)) fail("the loss is not finite; lower learning_rate");
   if (s.pairs.pairs > 0) {
     report.objective = s.pairs.json(objective_);
@@ -360,10 +392,11 @@ void Run::save() {
     s.now.best_metric = metric;
     s.now.best_step = s.now.step;
   }
+  HostFloats p(s.ctx, s.p), m(s.ctx, s.m), v(s.ctx, s.v);
   s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_,
-                                                                   .parameters = s.p.as<float>(),
-                                                                   .m = s.m.as<float>(),
-                                                                   .v = s.v.as<float>(),
+                                                                   .parameters = p.data(),
+                                                                   .m = m.data(),
+                                                                   .v = v.data(),
                                                                    .state = s.now,
                                                                    .base = config_.model,
                                                                    .prefix = model_->prefix,
@@ -388,12 +421,11 @@ void Run::finish() {
   s.result.steps = s.now.step;
   s.result.arena_planned = s.arena.capacity();
   s.result.arena_used = s.arena.peak();
-  const ProcessMemory memory = process_memory();
-  progress_.note(
-      fmt::format("step arena: {} planned, {} used; process: {} planned, {} at its highest report, and {} of the "
-                  "mapped base resident",
-                  gib(plan_.step_bytes), gib(s.arena.peak()), gib(plan_.total_bytes()),
-                  gib(std::max(s.peak_anonymous, memory.anonymous_bytes)), gib(memory.mapped_bytes)));
+  const bool cuda = model_->device.type == DeviceType::cuda;
+  progress_.note(fmt::format(
+      "step arena: {} planned, {} used; {}: {} planned, {} at its highest report{}", gib(plan_.step_bytes),
+      gib(s.arena.peak()), cuda ? "device" : "process", gib(plan_.total_bytes()), gib(std::max(s.peak_bytes, held_bytes())),
+      cuda ? "" : fmt::format(", and {} of the mapped base resident", gib(process_memory().mapped_bytes))));
   progress_.note(
       fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
 }

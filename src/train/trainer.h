@@ -77,6 +77,7 @@ class Run {
   void after_validation(const PreferenceMetrics& metrics);
   void warn_of_displacement();
   std::string identity() const;
+  int64_t held_bytes() const;
   [[noreturn]] void fail(const std::string& what);
 
   TrainConfig config_;

@@ -4,6 +4,7 @@
 
 #include "data/batch.h"
 #include "model/dora.h"
+#include "ops/common/host_floats.h"
 
 namespace sluice {
 
@@ -12,7 +13,9 @@ void verify_saved_adapter(Context& ctx, const Model& model, const Adapter& adapt
   const Batch batch = pack({&row});
   const StepBatch step{.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets};
   const std::vector<float> trained = forward_logps(ctx, model, adapter, step, settings);
-  load_adapter_into(folder, model.config, adapter.layout(), scratch.as<float>());
+  HostFloats loaded(ctx, scratch, HostFloats::Content::unread);
+  load_adapter_into(folder, model.config, adapter.layout(), loaded.data());
+  loaded.write_back();
   const Adapter saved(adapter.layout(), scratch, adapter.norms());
   refresh_norms(ctx, model, saved);
   const std::vector<float> reloaded = forward_logps(ctx, model, saved, step, settings);

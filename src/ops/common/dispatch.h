@@ -5,13 +5,13 @@
 // declares cpu_avx2::, cpu_avx512:: and cuda::rmsnorm_forward. A file *_cpu.cpp is compiled once for each CPU
 // instruction set (ops/common/cpu_simd.h); `SLUICE_DISPATCH(ctx, rmsnorm_forward, args)` in the op's .cpp picks one,
 // once per call. A missing CPU implementation is a link error. The CUDA backend is a library loaded on demand
-// (ops/common/cuda_library.h), so that one program starts on machines without CUDA.
+// (core/cuda_library.h), so that one program starts on machines without CUDA.
 //
 // A backend function first takes its scratch from ctx.arena, then returns if ctx.counting().
 #pragma once
 
 #include "core/context.h"
-#include "ops/common/cuda_library.h"
+#include "core/cuda_library.h"
 
 #define SLUICE_BACKENDS(function, Args)          \
   namespace cpu_avx2 {                           \

@@ -1,4 +1,4 @@
-#include "ops/common/cuda_library.h"
+#include "core/cuda_library.h"
 
 #include <dlfcn.h>
 

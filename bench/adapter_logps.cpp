@@ -37,7 +37,7 @@ int main(int argc, char** argv) try {
   }
   Arena arena = Arena::allocate(Device::cpu(), int64_t{1} << 30);
   ThreadPool pool(ThreadPool::default_threads());
-  refresh_norms(pool, *model, adapter);
+  prepare_adapter(pool, *model, adapter);
   Context ctx{.arena = arena, .pool = pool};
   const Spans spans = Spans::one(static_cast<int64_t>(ids.size()));
   const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::input);

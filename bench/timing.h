@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/adamw/adamw.h"
+#include "ops/common/host_floats.h"
 #include "train/plan.h"
 
 namespace sluice::bench {
@@ -31,27 +32,29 @@ struct TrainedAdapter {
   Tensor m, v;
 
   TrainedAdapter(const AdapterLayout& layout, const Plan& plan, int threads)
-      : resident(Arena::allocate(Device::cpu(), plan.parameter_bytes)),
-        arena(Arena::allocate(Device::cpu(), plan.step_bytes)),
+      : resident(Arena::allocate(plan.device, plan.parameter_bytes)),
+        arena(Arena::allocate(plan.device, plan.step_bytes)),
         pool(threads),
-        ctx{.arena = arena, .pool = pool},
+        ctx{.arena = arena, .pool = pool, .device = plan.device},
         adapter(layout, zeros(layout)),
         grads(layout, zeros(layout)),
         m(zeros(layout)),
         v(zeros(layout)) {
-    initialise_adapter(layout, 1, adapter.flat().as<float>());
+    HostFloats start(ctx, adapter.flat());
+    initialise_adapter(layout, 1, start.data());
+    start.write_back();
   }
 
   // The optimizer's part of step t, from 1.
   void update(int64_t t) {
     adamw(ctx, {.p = adapter.flat(), .m = m, .v = v, .g = grads.flat(), .lr = 1e-4F, .t = t});
-    std::fill_n(grads.flat().as<float>(), grads.flat().numel(), 0.0F);
+    zero(ctx, {.tensor = grads.flat()});
   }
 
  private:
   Tensor zeros(const AdapterLayout& layout) {
     Tensor t = resident.tensor(DType::f32, {layout.size()});
-    std::fill_n(t.as<float>(), t.numel(), 0.0F);
+    zero(ctx, {.tensor = t});
     return t;
   }
 };

@@ -1,6 +1,7 @@
 // One training step of a real model, as the plan under a budget carries it out, and this machine's own matrix product.
 //
 //   train_step --model model.gguf --tokens 4096 --rank 16 --memory-mib 600 --threads 2
+//   train_step --device cuda --shape llama-3.1-8b --format affine4 --tokens 8192        random weights, made on the device
 //   train_step --gemm 4096
 //
 // Random tokens, LoRA on every linear layer, loss on the last quarter of the tokens, AdamW: the job of
@@ -13,9 +14,12 @@
 #include <fstream>
 #include <iostream>
 #include <numeric>
+#include <optional>
 #include <vector>
 
+#include "core/device.h"
 #include "core/rng.h"
+#include "model_shapes.h"
 #include "ops/common/copy.h"
 #include "ops/gemm/gemm.h"
 #include "timing.h"
@@ -27,7 +31,9 @@ using bench::median;
 using bench::seconds_of;
 
 struct Options {
-  std::string model;
+  std::string model, shape, format = "bf16", device = "cpu";
+  std::string level, head, offload;  // empty: the planner chooses, as with 0 below
+  int64_t segment_size = 0, tile = 0, head_rows = 0;
   int64_t tokens = 1024, rank = 16, memory_mib = 0, gemm = 0;
   int threads = 2, steps = 3;
 };
@@ -99,8 +105,25 @@ double useful_flop(const Model& model, const AdapterLayout& layout, const Spans&
          6 * static_cast<double>(layout.num_parameters()) * tokens + 3.5 * attention;
 }
 
+// What is held on the device now, of all processes.
+int64_t device_bytes(Device device) {
+  if (device.type == DeviceType::cpu) return 0;
+  const DeviceMemory memory = memory_of(device);
+  return memory.total_bytes - memory.free_bytes;
+}
+
+std::unique_ptr<Model> open(const Options& options) {
+  auto model = options.shape.empty() ? load_model(options.model) : bench::model_of_shape(options.shape, options.format);
+  model->device = parse_device(options.device);
+  check(options.shape.empty() || model->device.type == DeviceType::cuda, ErrorCode::bad_config,
+        "--shape has no weights but those a CUDA device makes; give --device cuda, or --model");
+  return model;
+}
+
 Json measure_step(const Options& options) {
-  const auto model = load_model(options.model);
+  const auto model = open(options);
+  const Device device = model->device;
+  const int64_t held_before = device_bytes(device);  // CUDA's context is made here
   const AdapterLayout layout(model->config, {.rank = options.rank, .alpha = 2 * static_cast<float>(options.rank)});
   const Spans spans = Spans::one(options.tokens);
   std::vector<int32_t> ids(static_cast<size_t>(options.tokens)), rows, targets;
@@ -110,25 +133,38 @@ Json measure_step(const Options& options) {
     rows.push_back(static_cast<int32_t>(t - 1));
     targets.push_back(ids[static_cast<size_t>(t)]);
   }
-  PlanRequest request{.model = *model, .layout = layout, .num_threads = options.threads};
+  PlanRequest request{.model = *model, .layout = layout, .num_threads = options.threads, .device = device};
   request.train = {{.spans = spans, .num_targets = static_cast<int64_t>(rows.size())}};
-  request.process_bytes = [] { return status_bytes("VmRSS") - status_bytes("RssFile"); };
+  if (device.type == DeviceType::cuda) request.process_bytes = [=] { return held_before; };
+  else request.process_bytes = [] { return status_bytes("VmRSS") - status_bytes("RssFile"); };
   request.budget_bytes = options.memory_mib << 20;
+  request.segment_size = options.segment_size;
+  request.tile = options.tile;
+  request.head_rows = options.head_rows;
+  request.level = options.level;
+  request.head = options.head;
+  request.offload = options.offload;
   const Plan plan = make_plan(request);
 
+  if (options.shape.empty()) model->upload();
+  else model->upload_random(1);
   bench::TrainedAdapter run(layout, plan, options.threads);
+  std::optional<Arena> pinned;
+  if (plan.pinned_bytes > 0) pinned = Arena::pinned(plan.pinned_bytes);
   std::vector<double> seconds;
   double loss = 0;
   for (int step = 0; step <= options.steps; ++step) {
     const double s = seconds_of([&] {
       loss = forward_backward(run.ctx, *model, run.adapter, run.grads,
                               {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
-                              {.schedule = plan.schedule}, [](std::span<const float> logp, std::span<float> dlogp) {
+                              {.schedule = plan.schedule, .pinned = pinned ? &*pinned : nullptr},
+                              [](std::span<const float> logp, std::span<float> dlogp) {
                                 const auto count = static_cast<float>(logp.size());
                                 std::fill(dlogp.begin(), dlogp.end(), -1 / count);
                                 return -std::accumulate(logp.begin(), logp.end(), 0.0) / static_cast<double>(count);
                               });
       run.update(step + 1);
+      synchronize(device);
     });
     if (step > 0 || options.steps == 0) seconds.push_back(s);  // the first warms up
   }
@@ -136,9 +172,13 @@ Json measure_step(const Options& options) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const double cpu = static_cast<double>(usage.ru_utime.tv_sec) + 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+  const int64_t held_after = device_bytes(device);
   // own_resident_bytes: arenas are touched when made and given back at exit, so what the system counts at the end is the peak.
   return {{"peer", "sluice"},
           {"tokens", options.tokens},
+          {"model", options.shape.empty() ? options.model : options.shape},
+          {"format", options.shape.empty() ? "" : options.format},
+          {"device", options.device},
           {"dtype", "bf16"},
           {"threads", options.threads},
           {"schedule", plan.schedule.describe()},
@@ -156,6 +196,10 @@ Json measure_step(const Options& options) {
           {"cpu_seconds", cpu},
           {"step_arena_planned", plan.step_bytes},
           {"step_arena_peak", run.arena.peak()},
+          {"weight_bytes", plan.weight_bytes},
+          {"pinned_bytes", plan.pinned_bytes},
+          {"device_bytes_before", held_before},
+          {"device_bytes", held_after},
           {"loss", loss}};
 }
 
@@ -166,9 +210,20 @@ int main(int argc, char** argv) {
   sluice::Options options;
   CLI::App app("Times one training step, or with --gemm the matrix product alone");
   app.add_option("--model", options.model, "GGUF file or model folder");
+  app.add_option("--shape", options.shape, "a model of this shape with random weights, instead of --model")
+      ->check(CLI::IsMember(sluice::bench::model_shapes));
+  app.add_option("--format", options.format, "of that model's weights")->check(CLI::IsMember({"bf16", "affine4"}));
+  app.add_option("--device", options.device, "cpu, cuda or cuda:1");
   app.add_option("--tokens", options.tokens, "tokens of the one document");
   app.add_option("--rank", options.rank, "LoRA rank, on every linear layer");
-  app.add_option("--memory-mib", options.memory_mib, "budget without the mapped file; 0: what is free");
+  app.add_option("--memory-mib", options.memory_mib, "budget: on the CPU without the mapped file; 0: what is free");
+  app.add_option("--segment-size", options.segment_size, "layers recomputed together; 0: the planner chooses");
+  app.add_option("--level", options.level, "what a layer keeps: input, attention, all; empty: the planner chooses");
+  app.add_option("--tile", options.tile, "tokens at once inside a layer; 0: the planner chooses");
+  app.add_option("--head", options.head, "by_rows or by_blocks; empty: the planner chooses");
+  app.add_option("--head-rows", options.head_rows, "rows of the head at once; 0: the planner chooses");
+  app.add_option("--offload", options.offload,
+                 "true or false: inputs in pinned host memory; empty: the planner chooses");
   app.add_option("--threads", options.threads);
   app.add_option("--steps", options.steps, "measured, after one to warm up; 0: the first one is measured");
   app.add_option("--gemm", options.gemm, "size of a square matrix product to time instead");

@@ -162,7 +162,8 @@ macro(sluice_cuda_library)
   add_library(sluice_cuda SHARED ${sluice_cuda_sources})
   target_include_directories(sluice_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(sluice_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr
-    -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90a,code=sm_90a>)
+    $<$<NOT:$<BOOL:${SLUICE_CUDA_HOPPER_ONLY}>>:-gencode=arch=compute_80,code=[sm_80,compute_80]>
+    -gencode=arch=compute_90a,code=sm_90a>)
   target_link_libraries(sluice_cuda PRIVATE sluice_core CUDA::cublasLt)
   set_target_properties(sluice_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
   install(TARGETS sluice_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})

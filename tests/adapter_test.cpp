@@ -145,7 +145,7 @@ TEST_CASE(
     CAPTURE(variant);
     TestContext ctx(detect_isa());
     m.adapter = load_adapter((variants.path() / variant).string(), m.model->config);
-    refresh_norms(ctx.pool, *m.model, m.adapter);
+    prepare_adapter(ctx.pool, *m.model, m.adapter);
     m.grads.assign(m.adapter.flat.size(), 0.0F);
     for (const char* sample : {"len5", "len24", "len48", "sft0"}) {
       const std::string key = std::string(variant) + "/logp/" + sample;

@@ -16,7 +16,7 @@ namespace {
 void use_dora_adapter(OracleModel& m) {
   ThreadPool pool(2);
   m.adapter = load_adapter((Oracle("lora_variants").path() / "dora").string(), m.model->config);
-  refresh_norms(pool, *m.model, m.adapter);
+  prepare_adapter(pool, *m.model, m.adapter);
   m.grads.assign(m.adapter.flat.size(), 0.0F);
 }
 
@@ -137,7 +137,7 @@ TEST_CASE(
 TEST_CASE("dora: decoding continues as the prefill would, several sequences at once, and other than the base") {
   for (const char* name : {"llama-gqa", "llama-gqa-q4g64"}) {
     CAPTURE(name);
-    const auto model = load_model((oracle_dir() / name).string());
+    const auto model = on_test_device(load_model((oracle_dir() / name).string()));
     ThreadPool pool(2);
     AdapterSet adapters(pool, *model);
     adapters.mount("dora", (Oracle("lora_variants").path() / "dora").string());

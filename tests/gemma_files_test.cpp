@@ -1,6 +1,7 @@
 // Gemma models as files have them: GGUF under llama.cpp's keys, multimodal folders, newer and older configs, and what is refused.
 #include "support/gemma_dense.h"
 #include "support/oracle_model.h"
+#include "support/source_dir.h"
 #include "support/tiny_run.h"
 
 namespace sluice::test {
@@ -10,7 +11,7 @@ namespace {
 constexpr double fp32_logp = 3e-4;  // tests/oracle/README.md
 
 std::string gguf_file(const std::string& name) {
-  return (fs::path(SLUICE_SOURCE_DIR) / "tests/golden/gemma_gguf" / (name + ".gguf")).string();
+  return (source_dir() / "tests/golden/gemma_gguf" / (name + ".gguf")).string();
 }
 
 // Every log-probability that the oracle has of this model, with or without the adapter.
@@ -69,7 +70,7 @@ TEST_CASE("gemma GGUF: Gemma 2, 3 and 4 under llama.cpp's keys and names give th
   for (const char* name : {"gemma2-like", "gemma3-like", "gemma4-e2b-like", "gemma4-31b-like"}) {
     CAPTURE(name);
     OracleModel m(name);
-    m.model = load_model(gguf_file(name));
+    m.model = on_test_device(load_model(gguf_file(name)));
     check_logps(m, false);
     // In gemma2-like.gguf a factor of the scores is folded into W_q, which the adapter does not know.
     if (std::string(name) != "gemma2-like") check_logps(m, true);
@@ -105,7 +106,7 @@ TEST_CASE(
   write_safetensors((folder / "model-00001-of-00002.safetensors").string(), tensors);
   write_text(folder / "model.safetensors.index.json", Json({{"weight_map", index}}).dump());
   const int64_t text_bytes = m.model->weight_bytes();
-  m.model = load_model((folder / "").string());
+  m.model = on_test_device(load_model((folder / "").string()));
   CHECK(m.model->weight_bytes() == text_bytes);
   check_logps(m, true);
 }
@@ -119,7 +120,7 @@ TEST_CASE("gemma folders: overrides by layer say the same as global_head_dim and
     for (int64_t l = 2; l < m.model->config.num_layers; l += 3) overrides[fmt::format("{:02}", l)] = full;
     const ChangedFolder newer(name, {{"per_layer_config", overrides}},
                               {"global_head_dim", "num_global_key_value_heads"});
-    m.model = load_model(newer.path());
+    m.model = on_test_device(load_model(newer.path()));
     check_logps(m, false);
   }
 }
@@ -140,7 +141,7 @@ TEST_CASE("FieldL15_none: a window of null or 0 is no window, in Gemma and in Mi
     CHECK(max_difference(m.logps(ctx, sample, false, DType::f32), exact) > 0.01);
     for (const Json& none : {Json(nullptr), Json(0)}) {
       const ChangedFolder folder(name, {{"sliding_window", none}});
-      m.model = load_model(folder.path());
+      m.model = on_test_device(load_model(folder.path()));
       for (const DecoderLayer& l : m.model->layers) CHECK(l.config.window == 0);
       CHECK(max_difference(m.logps(ctx, sample, false, DType::f32), exact) < fp32_logp);
     }

@@ -295,7 +295,7 @@ TEST_CASE("shared keys: dead tensors of sharing layers are not read, whatever th
   }
   write_safetensors((folder / "model.safetensors").string(), tensors);
   fs::copy_file(oracle_dir() / "gemma4-e4b-like" / "config.json", folder / "config.json");
-  const auto poisoned = load_model((folder / "").string());
+  const auto poisoned = on_test_device(load_model((folder / "").string()));
   CHECK(poisoned->weight_bytes() == m.model->weight_bytes());
   TestContext ctx(detect_isa());
   const std::vector<int32_t> ids = random_ids(30, 8);
@@ -340,7 +340,7 @@ TEST_CASE("generate: a windowed layer's cache has the window's rows, a sharing l
     CAPTURE(name);
     OracleModel m(name);
     const auto cache_bytes = [&](int64_t capacity) {
-      Arena arena = Arena::counting(Device::cpu());
+      Arena arena = Arena::counting(test_device());
       const KvCache cache(arena, *m.model, capacity, DType::bf16);
       return arena.used();
     };
@@ -360,7 +360,7 @@ TEST_CASE(
   write_gemma3_1b_header(folder / "model");
   const auto model = load_model(open_model((folder / "model").string(), {.allow_header_only = true}));
   const AdapterLayout layout(model->config, {.rank = 16});
-  const PlanRequest request{.model = *model, .layout = layout};
+  const PlanRequest request{.model = *model, .layout = layout, .device = test_device()};
   for (Level level : {Level::input, Level::all}) {
     Schedule plan = Schedule::uniform(model->config.num_layers, 1, level);
     plan.tile = 1024;
@@ -385,9 +385,9 @@ TEST_CASE(
 TEST_CASE("FieldM8_window: the scratch and the pairs of a windowed layer's backward double with the tokens") {
   const AttentionShape shape{.num_heads = 4, .num_kv_heads = 1, .head_dim = 256, .scale = 1, .window = 512};
   const auto scratch = [&](int64_t N) {
-    Arena arena = Arena::counting(Device::cpu());
+    Arena arena = Arena::counting(test_device());
     ThreadPool pool(2);
-    Context ctx{.arena = arena, .pool = pool};
+    Context ctx{.arena = arena, .pool = pool, .device = test_device()};
     const Spans spans = Spans::one(N);
     Tensor q = arena.tensor(DType::bf16, {N, 1024}), k = arena.tensor(DType::bf16, {N, 256}),
            lse = arena.tensor(DType::f32, {N, 4});

@@ -60,7 +60,7 @@ TEST_CASE("FieldI6_dropout: an adapter trained with dropout generates the same t
   run.config.learning_rate = 1e-2;
   Heard heard;
   train(run.config, heard);
-  const auto model = load_model(run.config.model);
+  const auto model = on_test_device(load_model(run.config.model));
   ThreadPool pool(2);
   AdapterSet adapters(pool, *model);
   adapters.mount("tuned", run.config.adapter_path + "/last");
@@ -126,7 +126,7 @@ TEST_CASE(
   run.config.steps_per_report = 50;
   Heard heard;
   train(run.config, heard);
-  const auto model = load_model(run.config.model);
+  const auto model = on_test_device(load_model(run.config.model));
   const ModelText text = load_model_text(*model->source);
   ThreadPool pool(2);
   AdapterSet adapters(pool, *model);

@@ -35,7 +35,7 @@ TEST_CASE("plan: a step over many tiles peaks at the priced byte, for one sequen
   for (const char* name : {"llama-gqa", "mistral-like", "gemma4-e2b-like"}) {
     OracleModel m(name);
     TestContext ctx(detect_isa());
-    PlanRequest request{.model = *m.model, .layout = m.adapter.layout};
+    PlanRequest request{.model = *m.model, .layout = m.adapter.layout, .device = test_device()};
     request.num_threads = ctx.pool.num_threads();
     for (size_t i = 0; i < batches.size(); ++i) {
       for (Level level : {Level::input, Level::all}) {
@@ -53,7 +53,11 @@ TEST_CASE("plan: what the search adds up for a schedule is what the step is pric
   OracleModel m("llama-gqa");
   const BatchShape shape{Spans::one(900), 300};
   for (int64_t segment_size : {0, 1, 2}) {
-    PlanRequest request{.model = *m.model, .layout = m.adapter.layout, .train = {shape}, .segment_size = segment_size};
+    PlanRequest request{.model = *m.model,
+                        .layout = m.adapter.layout,
+                        .train = {shape},
+                        .device = test_device(),
+                        .segment_size = segment_size};
     for (const Plan& plan : candidate_plans(request)) {
       request.budget_bytes = plan.total_bytes();
       const Plan chosen = make_plan(request);  // the search takes its own sum for the budget, the plan the priced step

@@ -253,7 +253,7 @@ TEST_CASE("FieldC10_rslora: a rank-stabilised adapter gives the same log-probabi
     // llama.cpp's strength is alpha / rank of the file.
     const GgufFile file(gguf);
     if (!patterns) CHECK(*file.get("adapter.lora.alpha")->number() == doctest::Approx(3 / std::sqrt(6.0) * 6));
-    m.adapter = ours;
+    m.adapter = std::move(ours);
     const std::vector<double> expected = m.logps(ctx, m.sample("len24"), true, DType::f32);
     CHECK(max_difference(expected, m.logps(ctx, m.sample("len24"), false, DType::f32)) > 0.1);
     for (const std::string& path : {peft, mlx, gguf}) {

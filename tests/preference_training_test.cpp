@@ -153,7 +153,7 @@ TEST_CASE(
   onto.max_steps = 1;
   Heard named;
   train(onto, named);
-  const auto model = load_model(run.config.model);
+  const auto model = on_test_device(load_model(run.config.model));
   const ModelText text = load_model_text(*model->source);
   LoadedAdapter adapter = load_adapter(onto.reference_adapter, model->config);
   const Adapter reference(adapter.layout,
@@ -384,7 +384,7 @@ TEST_CASE(
 TEST_CASE("FieldM6_pairs: a step of orpo takes at most 1.15 times the memory of sft with as many tokens") {
   const auto model = load_model((oracle_dir() / "llama-gqa").string());
   const AdapterLayout layout(model->config, {.rank = 8});
-  const PlanRequest request{.model = *model, .layout = layout, .train = {}, .validation = {}};
+  const PlanRequest request{.model = *model, .layout = layout, .train = {}, .validation = {}, .device = test_device()};
   const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::input);
   const int64_t pair = price_step(request, schedule, {Spans({{-1, 6144}, {0, 1024}, {0, 1024}}), 2048});
   const int64_t sft = price_step(request, schedule, {Spans::one(8192), 2048});
@@ -398,7 +398,8 @@ TEST_CASE("plan: what is priced of random forests is the most that any of them t
     CAPTURE(name);
     const auto model = load_model((oracle_dir() / name).string());
     const AdapterLayout layout(model->config, {.rank = 4});
-    const PlanRequest request{.model = *model, .layout = layout, .train = {}, .validation = {}};
+    const PlanRequest request{
+        .model = *model, .layout = layout, .train = {}, .validation = {}, .device = test_device()};
     const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::all);
     for (uint32_t longest : {30U, 300U, 1200U}) {
       LargestShapes largest;
@@ -427,7 +428,8 @@ TEST_CASE("plan: what is priced of random forests is the most that any of them t
 TEST_CASE("plan: a batch that is shorter than the longest but has more targets is kept within the budget, too") {
   const auto model = load_model((oracle_dir() / "llama-gqa").string());
   const AdapterLayout layout(model->config, {.rank = 4});
-  PlanRequest request{.model = *model, .layout = layout, .train = {{Spans::one(700), 1}}, .validation = {}};
+  PlanRequest request{
+      .model = *model, .layout = layout, .train = {{Spans::one(700), 1}}, .validation = {}, .device = test_device()};
   std::vector<Plan> plans = candidate_plans(request);
   request.train.push_back({Spans::one(690), 689});
   for (const Plan& plan : plans) {

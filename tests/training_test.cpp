@@ -41,7 +41,7 @@ TEST_CASE("training: the first validation loss is that of the base, since B is z
   Heard heard;
   run.config.max_steps = 1;
   train(run.config, heard);
-  const auto model = load_model(run.config.model);
+  const auto model = on_test_device(load_model(run.config.model));
   const ModelText text = load_model_text(*model->source);
   const Dataset valid = read_dataset((run.folder / "data/valid.jsonl").string(), text, {});
   TestContext ctx(detect_isa());

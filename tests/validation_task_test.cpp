@@ -53,6 +53,7 @@ TEST_CASE("validation task: sluice train answers the cases with the adapter as i
     CHECK_MESSAGE((score >= 0 && score <= 100), score);
   }
   const auto model = load_model(run.config.model);
+  model->device = test_device();
   const ModelText text = load_model_text(*model->source);
   ThreadPool pool(2);
   const ChunkTask task(*model, text, pool, {.data = run.config.eval_task_data, .max_new_tokens = 8});

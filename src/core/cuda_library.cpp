@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
 #include <string>
+
+#include "core/device.h"
 
 namespace sluice {
 
@@ -17,6 +20,19 @@ void* cuda_symbol(const char* name) {
   check(symbol != nullptr, ErrorCode::device,
         std::string("the CUDA backend has no ") + name + "; it is older than this program, rebuild both");
   return symbol;
+}
+
+void after_cuda_op(const Context& ctx, const char* op) {
+  static const bool synchronous = [] {
+    const char* value = std::getenv("SLUICE_CUDA_SYNC");
+    return value != nullptr && std::string(value) == "1";
+  }();
+  if (!synchronous || ctx.counting()) return;
+  try {
+    synchronize(ctx.device);
+  } catch (Error& e) {
+    throw e.while_doing(op);
+  }
 }
 
 }  // namespace sluice

@@ -9,6 +9,9 @@ namespace sluice {
 // missing, with what to do.
 void* cuda_symbol(const char* name);
 
+// With SLUICE_CUDA_SYNC=1 in the environment: waits for the device after an op, so that an error names the op that failed.
+void after_cuda_op(const Context& ctx, const char* op);
+
 template <class Args>
 auto cuda_entry(const char* name) {
   return reinterpret_cast<void (*)(Context&, const Args&)>(cuda_symbol(name));

@@ -8,10 +8,11 @@
 
 #include "core/error.h"
 #include "support/oracle.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 
-inline std::filesystem::path golden_dir() { return std::filesystem::path(SLUICE_SOURCE_DIR) / "tests" / "golden"; }
+inline std::filesystem::path golden_dir() { return source_dir() / "tests" / "golden"; }
 
 // A folder that goes when the test ends.
 class TemporaryFolder {

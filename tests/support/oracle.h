@@ -21,13 +21,14 @@
 
 #include "core/dtype.h"
 #include "core/json.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 
 // The environment variable ORACLE_DIR, or tests/golden/fixtures of the source tree.
 inline std::filesystem::path oracle_dir() {
   if (const char* dir = std::getenv("ORACLE_DIR"); dir != nullptr && *dir != '\0') return dir;
-  return std::filesystem::path(SLUICE_SOURCE_DIR) / "tests" / "golden" / "fixtures";
+  return source_dir() / "tests" / "golden" / "fixtures";
 }
 
 inline std::string read_whole_file(const std::filesystem::path& path) {

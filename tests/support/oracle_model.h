@@ -17,6 +17,13 @@
 
 namespace sluice::test {
 
+// The model where the tests compute (support/contexts.h).
+inline std::unique_ptr<Model> on_test_device(std::unique_ptr<Model> model) {
+  model->device = test_device();
+  model->upload();
+  return model;
+}
+
 // Folders of the oracle that hold a model of a supported family, quantised copies included.
 inline std::vector<std::string> oracle_models() {
   std::vector<std::string> names;
@@ -46,7 +53,7 @@ struct OracleModel {
 
   // The quantised copies have the samples and the adapter of the folder they were made from.
   explicit OracleModel(const std::string& name)
-      : oracle(name), model(load_model(oracle.path().string())), samples(oracle.meta()["samples"]) {
+      : oracle(name), model(on_test_device(load_model(oracle.path().string()))), samples(oracle.meta()["samples"]) {
     std::filesystem::path folder = oracle.path() / oracle.meta().value("adapter", "adapter");
     if (oracle.meta().contains("base_fixture"))
       samples = Oracle(oracle.meta()["base_fixture"].get<std::string>()).meta()["samples"];

@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 
+#include "support/contexts.h"
 #include "support/letters.h"
 #include "support/oracle.h"
 #include "train/config.h"
@@ -128,6 +129,7 @@ struct TinyRun {
     config.steps_per_report = 1;
     config.precision = "fp32";
     config.threads = 2;
+    config.device = on_cuda() ? "cuda" : "cpu";
   }
 
   // A second folder for the same model and data.

@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "core/json.h"
+#include "support/source_dir.h"
 #include "text/tokenizer.h"
 
 namespace sluice::test {
 
-inline std::string golden_tokenizer_folder() { return std::string(SLUICE_SOURCE_DIR) + "/tests/golden/tokenizer/"; }
+inline std::string golden_tokenizer_folder() { return (source_dir() / "tests/golden/tokenizer/").string(); }
 
 inline std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -175,9 +175,9 @@ TEST_CASE(
       const Spans spans = Spans::one(int64_t{8192} << i);
       const AttentionShape shape = heads(4, 2, 64, window);
       const int64_t N = spans.num_tokens(), wide = 4 * 64, narrow = 2 * 64;
-      Arena arena = Arena::counting(Device::cpu());
+      Arena arena = Arena::counting(test_device());
       ThreadPool pool(2);
-      Context ctx{.arena = arena, .pool = pool};
+      Context ctx{.arena = arena, .pool = pool, .device = test_device()};
       const auto peak = [&](auto call) {
         const int64_t before = arena.used();
         arena.reset_peak();
@@ -217,12 +217,12 @@ TEST_CASE("attention: the planned scratch is the used scratch, to the byte") {
   const AttentionProblem p = attention_problem(heads(4, 2, 16, 120), forest);
   AttentionRun run(p, DType::bf16);
   ThreadPool pool(2);
-  Arena planner = Arena::counting(Device::cpu());
-  Context planning{.arena = planner, .pool = pool};
+  Arena planner = Arena::counting(test_device());
+  Context planning{.arena = planner, .pool = pool, .device = test_device()};
   run.forward(planning, p);
   run.backward(planning, p);
-  Arena arena = Arena::allocate(Device::cpu(), planner.peak());
-  Context ctx{.arena = arena, .pool = pool};
+  Arena arena = test_arena(planner.peak());
+  Context ctx{.arena = arena, .pool = pool, .device = test_device()};
   run.forward(ctx, p);
   run.backward(ctx, p);
   CHECK(arena.peak() == planner.peak());

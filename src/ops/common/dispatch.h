@@ -29,6 +29,7 @@
     if ((ctx).device.type == DeviceType::cuda) {                                     \
       static const auto entry = cuda_entry<std::decay_t<decltype(args)>>(#function); \
       entry((ctx), (args));                                                          \
+      after_cuda_op((ctx), #function);                                               \
     } else if ((ctx).isa == Isa::avx512) {                                           \
       cpu_avx512::function((ctx), (args));                                           \
     } else {                                                                         \

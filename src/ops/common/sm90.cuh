@@ -80,8 +80,8 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni end;\n"
-      "bra.uni again;\n"
+      "@done bra end;\n"
+      "bra again;\n"
       "end:}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 #endif
 }

@@ -89,8 +89,8 @@ TEST_CASE("adapted_row_norms: a stored weight gives the bits of its dequantised 
 TEST_CASE("adapted_row_norms: a counting arena predicts the peak to the byte, and no weight is read") {
   const Problem p(300, 600, 5);
   TestContext t(detect_isa(), 2);
-  Arena counting = Arena::counting(Device::cpu());
-  Context planner{.arena = counting, .pool = t.pool, .isa = t.ctx.isa};
+  Arena counting = Arena::counting(test_device());
+  Context planner{.arena = counting, .pool = t.pool, .device = test_device(), .isa = t.ctx.isa};
   Weight absent = p.weight();
   absent.data = nullptr;
   p.run(planner, absent);

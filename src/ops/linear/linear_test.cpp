@@ -356,8 +356,8 @@ TEST_CASE("linear: a counting arena predicts the peak to the byte") {
       for (int64_t N : {3, 256, 700}) {
         Layer l({.N = N, .in = 576, .out = 130, .R = 8, .dtype = dtype, .p = p, .dora = p > 0});
         TestContext t(detect_isa(), 2);
-        Arena counting = Arena::counting(Device::cpu());
-        Context planner{.arena = counting, .pool = t.pool, .isa = t.ctx.isa};
+        Arena counting = Arena::counting(test_device());
+        Context planner{.arena = counting, .pool = t.pool, .device = test_device(), .isa = t.ctx.isa};
         l.run(planner, plain_weight(l.w), N);
         CHECK(std::isnan(to_double(l.y.tensor)[0]));
         l.run(t, plain_weight(l.w), N);

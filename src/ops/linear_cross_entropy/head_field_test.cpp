@@ -188,7 +188,7 @@ TEST_CASE(
       const HeadOutputs out(c, DType::bf16);
       ThreadPool pool(2);
       const auto peak_of = [&](Arena arena, int64_t M, int call) {
-        Context ctx{.arena = arena, .pool = pool, .isa = isa};
+        Context ctx{.arena = arena, .pool = pool, .device = test_device(), .isa = isa};
         const auto rows = [&](const Tensor& t) { return t.rows(0, M); };
         if (call == 2)
           linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,
@@ -210,10 +210,10 @@ TEST_CASE(
       };
       for (int call : {0, 1, 2}) {
         CAPTURE(call);
-        const int64_t planned = peak_of(Arena::counting(Device::cpu()), 512, call);
-        CHECK(peak_of(Arena::counting(Device::cpu()), 1024, call) == planned);
-        CHECK(peak_of(Arena::counting(Device::cpu()), 2048, call) == planned);
-        CHECK(peak_of(Arena::allocate(Device::cpu(), planned), 512, call) == planned);
+        const int64_t planned = peak_of(Arena::counting(test_device()), 512, call);
+        CHECK(peak_of(Arena::counting(test_device()), 1024, call) == planned);
+        CHECK(peak_of(Arena::counting(test_device()), 2048, call) == planned);
+        CHECK(peak_of(test_arena(planned), 512, call) == planned);
         const int64_t kept = 64 * c.V * 2;
         if (isa == Isa::avx512 && call == 0) CHECK(planned <= kept + 2 * c.V * c.C * 2 + (int64_t{2} << 20));
         const int64_t panel = c.V * c.C * 2;

@@ -6,6 +6,7 @@
 #include "ops/quant/quant_ref.h"
 #include "support/close.h"
 #include "support/contexts.h"
+#include "support/source_dir.h"
 #include "support/oracle.h"
 #include "support/weights.h"
 
@@ -52,8 +53,7 @@ WeightFormat format_named(const std::string& name) {
 
 std::map<std::string, Golden> golden_cases(const std::string& file) {
   std::map<std::string, Golden> cases;
-  for (auto& [key, tensor] :
-       load_oracle_tensors(std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/golden/quant" / (file + ".safetensors"))) {
+  for (auto& [key, tensor] : load_oracle_tensors(source_dir() / "tests/golden/quant" / (file + ".safetensors"))) {
     const std::string name = key.substr(0, key.find('/')), part = key.substr(key.find('/') + 1);
     Golden& g = cases[name];
     if (part == "data") g.data = bytes_of(tensor.values);

@@ -85,8 +85,8 @@ TEST_CASE("weight_matvec: the arena's need is known from a counting pass") {
   const RandomWeight random({.format = WeightFormat::bf16}, 5, 77, 17);
   for (Isa isa : built_isas()) {
     ThreadPool pool(2);
-    Arena counter = Arena::counting(Device::cpu());
-    Context counting = {.arena = counter, .pool = pool, .isa = isa};
+    Arena counter = Arena::counting(test_device());
+    Context counting = {.arena = counter, .pool = pool, .device = test_device(), .isa = isa};
     Buffer x(DType::bf16, {3, 77}, random_values(3 * 77, 18)), y(DType::bf16, {3, 5});
     weight_matvec(counting, {.weight = random.weight, .x = x, .y = y});
     TestContext ctx(isa, 2, 1 << 20);

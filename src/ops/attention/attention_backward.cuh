@@ -1,0 +1,82 @@
+// The backward pass of attention on CUDA, in rounds with a bounded scratch; shared by its portable and its Hopper kernels.
+//
+// A round is a rectangle of (query blocks) x (key blocks) of some K/V heads. A first kernel computes S and dP of its visible tiles of
+// 128 x 128 and stores P and dS in scratch; a second one forms the three products
+//   dQ += scale dS K        dV += P^T dO        dK += scale dS^T Q
+// each element in one CTA, in the order of the tokens. That is five products for each pair and no more, for any head dimension: holding dK
+// and dV in registers instead needs seven (nine at D = 512), as does no order between CTAs. Rounds follow one another on the stream, query
+// blocks ascending, so every sum has one order and nothing is atomic.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attention/attention_mask.cuh"
+
+namespace sluice::cuda {
+
+constexpr int backward_block = 128;                             // queries or keys of a tile
+constexpr int backward_tile = backward_block * backward_block;  // elements
+constexpr int backward_most_query_blocks = 64;                  // of a round
+
+struct BackwardRound {
+  int kv_begin, kv_count;  // K/V heads
+  int q_begin, q_count;    // query blocks
+  int k_begin, k_count;    // key blocks
+  int slots;               // tiles in scratch for each query block: key blocks base … base + slots - 1
+  int set_dq;              // dQ is overwritten, not added to
+  int base[backward_most_query_blocks];
+
+  // Head and query block counted from the round's first.
+  __host__ __device__ int tile(int head, int q, int k_block) const {
+    return (head * q_count + q) * slots + k_block - base[q];
+  }
+};
+
+struct BackwardArgs {
+  AttentionMask mask;
+  int num_tokens, padded, num_heads, group, head_dim;  // padded: to whole blocks; group: query heads of a K/V head
+  float scale, softcap;
+  float factor,
+      cap_in;  // 2^(factor x) is exp S for x = q . k, with a softcap for x = S; exp(2 S / softcap) before it is 2^(cap_in q . k)
+  const void *q, *k, *v, *do_;
+  const float* lse;  // [N, H]
+  const float *lse2,
+      *delta;  // [H, padded]: lse / log 2, infinite behind the last token (so P is zero there), and do . o
+  float *dq, *dk, *dv;
+  void *p, *ds;  // tiles
+};
+
+// What the queries of a block (counted from the round's first) see of a key block. Whole warps need not ask together.
+__device__ inline Sight sight_of(const BackwardRound& round, const AttentionMask& mask, int q, int k_block) {
+  const int q_block = round.q_begin + q;
+  if (q >= round.q_count || k_block > q_block || k_block < round.base[q] || k_block >= round.base[q] + round.slots ||
+      k_block >= round.k_begin + round.k_count)
+    return Sight::none;
+  constexpr int parts = backward_block / mask_block;
+  return mask.sight(merge(mask.block(q_block * parts), mask.block(q_block * parts + 1)),
+                    merge(mask.block(k_block * parts), mask.block(k_block * parts + 1)));
+}
+
+// Kernels for bf16 and head dimensions that are multiples of 64; attention_backward_sm90.cu. The maps are made once for all rounds.
+class BackwardSm90 {
+ public:
+  static bool takes(int64_t head_dim) { return head_dim % 64 == 0; }
+  BackwardSm90(const Context& ctx, const BackwardArgs& args);
+  void run(const BackwardRound& round) const;
+
+ private:
+  struct alignas(64) Map {
+    unsigned char bytes[128];
+  };
+  const Context& ctx_;
+  BackwardArgs args_;
+  Map q_, k_, v_, do_;  // CUtensorMap
+};
+
+// Kernels for bf16 and head dimensions 64 and 128, without rounds or scratch, seven products for each pair: one kernel holds dQ of 128 queries
+// in registers, one dK and dV of 128 keys, and both compute S and dP. At these sizes that costs less than P and dS going through memory.
+// attention_backward_narrow_sm90.cu.
+bool backward_narrow_takes(int64_t head_dim);
+void backward_narrow(const Context& ctx, const BackwardArgs& args);
+
+}  // namespace sluice::cuda

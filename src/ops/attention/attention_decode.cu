@@ -1,0 +1,404 @@
+// One query for each sequence against its cache, in two kernels: blocks of the rows of a cache ("splits") for a kv head and up to eight of
+// its query heads, then a sum over the splits in order.
+//
+// Splits are cut from the first visible row on, their size depends on the count of rows only: so a sequence's bits depend on nothing else.
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <vector>
+
+#include "ops/attention/attention.h"
+#include "ops/common/cuda_utils.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int threads = 256, warps = threads / 32;
+constexpr int rows_at_once = 4;  // of a thread: their loads are under way together
+constexpr int most_split_rows = 512;
+constexpr int most_sequences = 64;  // of a launch: their table is a kernel parameter
+constexpr int most_head_dim = 512;
+
+int64_t split_rows_for(int64_t rows) {
+  return std::clamp<int64_t>(round_up(ceil_div(rows, 64), 64), 64, most_split_rows);
+}
+// At least the splits of this many rows or fewer, so that a plan for the longest holds for the others.
+int64_t most_splits(int64_t rows) {
+  return std::max(std::min<int64_t>(64, ceil_div(rows, 64)), ceil_div(rows, most_split_rows));
+}
+
+// A sequence as the kernels see it: row r of the visible ones lies at first + r, less `ring` when that is past it.
+struct Entry {
+  const void *k, *v;
+  int64_t first, ring, part;  // part: where its splits lie in the scratch
+  int32_t rows, split_rows, index;
+};
+struct Table {
+  Entry entries[most_sequences];
+};
+
+// What a split gives for each head: the largest score, the sum of exponentials, and sum_j exp(S_j - top) v_j.
+struct Parts {
+  float *top, *sum, *acc;  // [parts, H], [parts, H], [parts, H, depth]
+};
+
+struct Shared {
+  int H, K, D, depth;  // depth: D rounded up to eight
+  int head_blocks;     // of a kv head
+  float scale, softcap;
+  const void* q;
+  void* o;
+  bool bf16_io;    // q and o
+  bool wide_rows;  // the rows of the caches can be read by 16-byte loads
+  Parts parts;
+};
+
+__device__ inline float element(const void* x, int64_t i, bool is_bf16) {
+  return is_bf16 ? to_float(static_cast<const __nv_bfloat16*>(x)[i]) : static_cast<const float*>(x)[i];
+}
+
+// Eight elements of a cache row as they are stored; those past `count` are zeros.
+template <class T>
+struct Octet {
+  static constexpr int words = 2 * static_cast<int>(sizeof(T));
+  uint32_t w[words];
+
+  __device__ void load(const T* p, int count, bool wide) {
+    if (wide && count >= 8) {
+#pragma unroll
+      for (int i = 0; i < words; i += 4) {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(p) + i / 4);
+        w[i] = v.x, w[i + 1] = v.y, w[i + 2] = v.z, w[i + 3] = v.w;
+      }
+    } else {
+      clear();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i >= count) break;
+        if constexpr (std::is_same_v<T, float>) w[i] = __float_as_uint(__ldg(p + i));
+        else w[i / 2] |= static_cast<uint32_t>(__bfloat16_as_ushort(p[i])) << (i % 2 * 16);
+      }
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < words; ++i) w[i] = 0;
+  }
+  __device__ float operator[](int i) const {
+    if constexpr (std::is_same_v<T, float>) return __uint_as_float(w[i]);
+    else return __uint_as_float(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xffff0000U);
+  }
+};
+
+// Sums each of v[0 … n) over `lanes` lanes. Lanes end up with different values: v[i] of a lane is the sum number result + i, for
+// i < the count returned. Each step gives half of the values to the partner.
+template <int n, int lanes>
+struct LaneSums {
+  static constexpr int left = n / lanes > 1 ? n / lanes : 1;
+  __device__ static int add(float (&v)[n], int lane) {
+    int first = 0;
+#pragma unroll
+    for (int offset = lanes / 2, half = n / 2; offset > 0; offset /= 2, half /= 2) {
+      if (half > 0) {
+        const bool upper = (lane & offset) != 0;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+          const float kept = upper ? v[i + half] : v[i], given = upper ? v[i] : v[i + half];
+          v[i] = kept + __shfl_xor_sync(0xffffffffU, given, offset);
+        }
+        if (upper) first += half;
+      } else {
+        v[0] += __shfl_xor_sync(0xffffffffU, v[0], offset);
+      }
+    }
+    return first;
+  }
+};
+
+// A thread holds the octets lane, lane + lanes, … (`octets` of them) of the rows row_group, row_group + groups, … of its split, for both the
+// scores and the sums; `heads` query heads share what is read.
+template <class T, int lanes, int octets, int heads>
+__global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_constant__ Table table, const Shared s) {
+  constexpr int groups = threads / lanes;
+  __shared__ float score[most_split_rows * heads];  // [rows, heads]
+  __shared__ float partial[warps][lanes * octets * 8];
+
+  const Entry& e = table.entries[blockIdx.z];
+  const int first = static_cast<int>(blockIdx.x) * e.split_rows, rows = min(e.split_rows, e.rows - first);
+  if (rows <= 0) return;
+  const int kv_head = static_cast<int>(blockIdx.y) / s.head_blocks, group = s.H / s.K;
+  const int head_begin = kv_head * group + static_cast<int>(blockIdx.y) % s.head_blocks * heads;
+  const int num_heads = min(heads, (kv_head + 1) * group - head_begin);
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % lanes, row_group = tid / lanes;
+
+  const int64_t stride = static_cast<int64_t>(s.K) * s.D, column = static_cast<int64_t>(kv_head) * s.D + lane * 8;
+  const auto offset_of = [&](int r) {
+    int64_t row = e.first + first + r;
+    if (e.ring > 0 && row >= e.ring) row -= e.ring;
+    return row * stride + column;
+  };
+
+  {
+    float q[heads][octets * 8];
+#pragma unroll
+    for (int h = 0; h < heads; ++h) {
+#pragma unroll
+      for (int i = 0; i < octets * 8; ++i) {
+        const int d = (lane + i / 8 * lanes) * 8 + i % 8;
+        q[h][i] = h < num_heads && d < s.D
+                      ? element(s.q, (static_cast<int64_t>(e.index) * s.H + head_begin + h) * s.D + d, s.bf16_io)
+                      : 0.0F;
+      }
+    }
+    for (int base = 0; base < rows; base += groups * rows_at_once) {
+      Octet<T> k[rows_at_once][octets];
+#pragma unroll
+      for (int u = 0; u < rows_at_once; ++u) {
+        const int r = base + u * groups + row_group;
+        const T* p = static_cast<const T*>(e.k) + offset_of(min(r, rows - 1));
+#pragma unroll
+        for (int c = 0; c < octets; ++c) k[u][c].load(p + c * lanes * 8, s.D - (lane + c * lanes) * 8, s.wide_rows);
+      }
+      float dot[rows_at_once * heads] = {};
+#pragma unroll
+      for (int u = 0; u < rows_at_once; ++u) {
+#pragma unroll
+        for (int c = 0; c < octets; ++c) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float x = k[u][c][i];
+#pragma unroll
+            for (int h = 0; h < heads; ++h) dot[u * heads + h] = fmaf(q[h][c * 8 + i], x, dot[u * heads + h]);
+          }
+        }
+      }
+      using Sums = LaneSums<rows_at_once * heads, lanes>;
+      const int number = Sums::add(dot, lane);
+#pragma unroll
+      for (int i = 0; i < Sums::left; ++i) {  // lanes that hold the same sum write the same
+        const int u = (number + i) / heads, h = (number + i) % heads, r = base + u * groups + row_group;
+        float x = dot[i] * s.scale;
+        if (s.softcap > 0) x = s.softcap * tanhf(x / s.softcap);
+        if (r < rows) score[r * heads + h] = x;
+      }
+    }
+  }
+  __syncthreads();
+
+  // The scores of a head become exp(S - top), by one warp.
+  const int64_t part = e.part + blockIdx.x;
+  if (const int h = tid / 32; h < num_heads) {
+    float top = -INFINITY, sum = 0;
+    for (int r = tid % 32; r < rows; r += 32) top = fmaxf(top, score[r * heads + h]);
+    top = warp_max(top);
+    for (int r = tid % 32; r < rows; r += 32) {
+      const float x = expf(score[r * heads + h] - top);
+      score[r * heads + h] = x;
+      sum += x;
+    }
+    sum = warp_sum(sum);
+    if (tid % 32 == 0) {
+      s.parts.top[part * s.H + head_begin + h] = top;
+      s.parts.sum[part * s.H + head_begin + h] = sum;
+    }
+  }
+  __syncthreads();
+
+  float acc[heads][octets * 8] = {};
+  for (int base = 0; base < rows; base += groups * rows_at_once) {
+    Octet<T> v[rows_at_once][octets];
+#pragma unroll
+    for (int u = 0; u < rows_at_once; ++u) {
+      const int r = base + u * groups + row_group;
+      const T* p = static_cast<const T*>(e.v) + offset_of(min(r, rows - 1));
+#pragma unroll
+      for (int c = 0; c < octets; ++c) {
+        if (r < rows) v[u][c].load(p + c * lanes * 8, s.D - (lane + c * lanes) * 8, s.wide_rows);
+        else v[u][c].clear();
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < rows_at_once; ++u) {
+      const int r = min(base + u * groups + row_group, rows - 1);
+      float p[heads];
+#pragma unroll
+      for (int h = 0; h < heads; ++h) p[h] = h < num_heads ? score[r * heads + h] : 0.0F;
+#pragma unroll
+      for (int c = 0; c < octets; ++c) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float x = v[u][c][i];
+#pragma unroll
+          for (int h = 0; h < heads; ++h) acc[h][c * 8 + i] = fmaf(p[h], x, acc[h][c * 8 + i]);
+        }
+      }
+    }
+  }
+
+  // Sums of the row groups: those of a warp, then the warps in order.
+#pragma unroll
+  for (int h = 0; h < heads; ++h) {
+    if (h >= num_heads) break;
+#pragma unroll
+    for (int i = 0; i < octets * 8; ++i) {
+      float x = acc[h][i];
+#pragma unroll
+      for (int offset = lanes; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+      if (tid % 32 < lanes) partial[tid / 32][(lane + i / 8 * lanes) * 8 + i % 8] = x;
+    }
+    __syncthreads();
+    for (int d = tid; d < s.depth; d += threads) {
+      float x = 0;
+      if (d < lanes * octets * 8) {
+#pragma unroll
+        for (int w = 0; w < warps; ++w) x += partial[w][d];
+      }
+      s.parts.acc[(part * s.H + head_begin + h) * s.depth + d] = x;
+    }
+    __syncthreads();
+  }
+}
+
+// o = sum over splits of exp(top - largest) acc, over the same of the sums. A block for each head; warp w takes the splits w, w + 8, …
+__global__ __launch_bounds__(threads) void combine_kernel(const __grid_constant__ Table table, const Shared s) {
+  constexpr int columns = most_head_dim / 128;  // groups of four of a lane
+  __shared__ float partial[warps][most_head_dim];
+  __shared__ float sums[warps];
+  const Entry& e = table.entries[blockIdx.y];
+  const int head = static_cast<int>(blockIdx.x), splits = (e.rows + e.split_rows - 1) / e.split_rows;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / 32, lane = tid % 32;
+
+  float top = -INFINITY;
+  for (int i = lane; i < splits; i += 32) top = fmaxf(top, s.parts.top[(e.part + i) * s.H + head]);
+  top = warp_max(top);
+  float total[columns * 4] = {}, sum = 0;
+#pragma unroll 4
+  for (int i = warp; i < splits; i += warps) {
+    const int64_t at = (e.part + i) * s.H + head;
+    const float factor = expf(s.parts.top[at] - top);
+    sum = fmaf(factor, s.parts.sum[at], sum);
+    const float* acc = s.parts.acc + at * s.depth;
+#pragma unroll
+    for (int c = 0; c < columns; ++c) {
+      const int d = lane * 4 + c * 128;
+      if (d >= s.depth) break;
+      const float4 x = *reinterpret_cast<const float4*>(acc + d);
+      total[4 * c] = fmaf(factor, x.x, total[4 * c]);
+      total[4 * c + 1] = fmaf(factor, x.y, total[4 * c + 1]);
+      total[4 * c + 2] = fmaf(factor, x.z, total[4 * c + 2]);
+      total[4 * c + 3] = fmaf(factor, x.w, total[4 * c + 3]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < columns * 4; ++i) partial[warp][lane * 4 + i / 4 * 128 + i % 4] = total[i];
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  sum = 0;
+#pragma unroll
+  for (int w = 0; w < warps; ++w) sum += sums[w];
+  for (int d = tid; d < s.D; d += threads) {
+    float x = 0;
+#pragma unroll
+    for (int w = 0; w < warps; ++w) x += partial[w][d];
+    x /= sum;
+    const int64_t at = (static_cast<int64_t>(e.index) * s.H + head) * s.D + d;
+    if (s.bf16_io) static_cast<__nv_bfloat16*>(s.o)[at] = from_float<__nv_bfloat16>(x);
+    else static_cast<float*>(s.o)[at] = x;
+  }
+}
+
+template <class T, int lanes, int octets, int heads>
+void launch_splits(cudaStream_t stream, const Table& table, Shared s, unsigned splits, unsigned sequences) {
+  s.head_blocks = static_cast<int>(ceil_div(s.H / s.K, heads));
+  const dim3 grid(splits, static_cast<unsigned>(s.K * s.head_blocks), sequences);
+  decode_split_kernel<T, lanes, octets, heads><<<grid, threads, 0, stream>>>(table, s);
+}
+
+template <class T, int lanes, int octets>
+void launch_for_heads(cudaStream_t stream, const Table& table, const Shared& s, unsigned splits, unsigned sequences) {
+  const int group = s.H / s.K;
+  if (group == 1) return launch_splits<T, lanes, octets, 1>(stream, table, s, splits, sequences);
+  if constexpr (octets == 1) {  // more would not fit the registers
+    if (group > 4) return launch_splits<T, lanes, octets, 8>(stream, table, s, splits, sequences);
+  }
+  launch_splits<T, lanes, octets, 4>(stream, table, s, splits, sequences);
+}
+
+template <class T>
+void launch(cudaStream_t stream, const Table& table, const Shared& s, unsigned splits, unsigned sequences) {
+  if (s.D <= 64) launch_for_heads<T, 8, 1>(stream, table, s, splits, sequences);
+  else if (s.D <= 128) launch_for_heads<T, 16, 1>(stream, table, s, splits, sequences);
+  else if (s.D <= 256) launch_for_heads<T, 32, 1>(stream, table, s, splits, sequences);
+  else launch_for_heads<T, 32, 2>(stream, table, s, splits, sequences);
+  check_launch("attention_decode");
+  combine_kernel<<<dim3(static_cast<unsigned>(s.H), sequences), threads, 0, stream>>>(table, s);
+  check_launch("attention_decode");
+}
+
+}  // namespace
+
+void attention_decode(Context& ctx, const AttentionDecode& args) {
+  const AttentionShape& shape = args.shape;
+  SLUICE_ASSERT(shape.head_dim <= most_head_dim);
+  const int64_t H = shape.num_heads, D = shape.head_dim, depth = round_up(D, 8);
+  const auto B = static_cast<int64_t>(args.sequences.size());
+  ArenaScope scope(ctx.arena);
+  int64_t num_parts = 0;
+  for (const auto& s : args.sequences) num_parts += most_splits(s.end - s.begin);
+  const Parts parts{scope.array<float>(num_parts * H), scope.array<float>(num_parts * H),
+                    scope.array<float>(num_parts * H * depth)};
+  if (ctx.counting()) return;
+
+  const cudaStream_t stream = stream_of(ctx);
+  const auto run = [&](auto element, DType dtype) {
+    constexpr int64_t value_bytes = sizeof(element);
+    Shared shared = {.H = static_cast<int>(H),
+                     .K = static_cast<int>(shape.num_kv_heads),
+                     .D = static_cast<int>(D),
+                     .depth = static_cast<int>(depth),
+                     .head_blocks = 1,
+                     .scale = shape.scale,
+                     .softcap = shape.softcap,
+                     .q = args.q.data,
+                     .o = args.o.data,
+                     .bf16_io = args.q.dtype == DType::bf16,
+                     .wide_rows = true,
+                     .parts = parts};
+    Table table;
+    int64_t count = 0, most = 0, part = 0;
+    const auto flush = [&] {
+      if (count == 0) return;
+      launch<decltype(element)>(stream, table, shared, static_cast<unsigned>(most), static_cast<unsigned>(count));
+      count = most = 0;
+      shared.wide_rows = true;
+    };
+    for (int64_t b = 0; b < B; ++b) {
+      const auto& s = args.sequences[static_cast<size_t>(b)];
+      const int64_t rows = s.end - s.begin, first_part = part;
+      part += most_splits(rows);
+      if (s.k.dtype != dtype) continue;
+      SLUICE_ASSERT(rows <= INT32_MAX - most_split_rows);
+      const int64_t split_rows = split_rows_for(rows);
+      table.entries[count++] = {s.k.data,
+                                s.v.data,
+                                s.ring > 0 ? s.begin % s.ring : s.begin,
+                                s.ring,
+                                first_part,
+                                static_cast<int32_t>(rows),
+                                static_cast<int32_t>(split_rows),
+                                static_cast<int32_t>(b)};
+      most = std::max(most, ceil_div(rows, split_rows));
+      const bool wide = D * value_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(s.k.data) % 16 == 0 &&
+                        reinterpret_cast<uintptr_t>(s.v.data) % 16 == 0;
+      shared.wide_rows = shared.wide_rows && wide;
+      if (count == most_sequences) flush();
+    }
+    flush();
+  };
+  run(__nv_bfloat16(), DType::bf16);
+  run(float(), DType::f32);
+}
+
+}  // namespace sluice::cuda
+
+SLUICE_CUDA_ENTRY(attention_decode, AttentionDecode)

@@ -1,0 +1,243 @@
+#include "ops/linear/linear_adapter.cuh"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "ops/common/sm90.cuh"
+#include "ops/common/write.h"
+#include "ops/dora/dora.h"
+#include "ops/gemm/gemm_cublas.cuh"
+#include "ops/linear/linear_pass_sm90.cuh"
+
+namespace sluice::cuda {
+
+namespace {
+
+constexpr int threads = 256;
+
+unsigned blocks_for(int64_t items) {
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(items, threads), 1, 1 << 20));
+}
+
+struct Prepare {
+  int64_t R, padded, in, out;
+  const float *lora_a, *lora_b, *magnitude, *norm;
+  void *a, *b, *b_t;
+  float* ratio;
+  int* counters;
+  int64_t num_counters;
+};
+
+template <class T>
+__global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Prepare p) {
+  const int64_t count_a = p.padded * p.in, count_b = p.padded * p.out, count_ratio = p.ratio != nullptr ? p.out : 0;
+  const int64_t all = count_a + count_b + count_ratio + p.num_counters;
+  for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
+    int64_t i = item;
+    if (i < count_a) {
+      static_cast<T*>(p.a)[i] = from_float<T>(i < p.R * p.in ? p.lora_a[i] : 0.0F);
+      continue;
+    }
+    i -= count_a;
+    if (i < count_b) {
+      if (p.b != nullptr) {
+        const int64_t o = i / p.padded, r = i - o * p.padded;
+        static_cast<T*>(p.b)[i] = from_float<T>(r < p.R ? p.lora_b[o * p.R + r] : 0.0F);
+      } else {
+        const int64_t r = i / p.out, o = i - r * p.out;
+        static_cast<T*>(p.b_t)[i] = from_float<T>(r < p.R ? p.lora_b[o * p.R + r] : 0.0F);
+      }
+      continue;
+    }
+    i -= count_b;
+    if (i < count_ratio) p.ratio[i] = p.norm[i] > 0 ? p.magnitude[i] / p.norm[i] : 0.0F;
+    else p.counters[i - count_ratio] = 0;
+  }
+}
+
+// core/rng.h's philox.
+__device__ uint4 philox_words(uint64_t seed, uint64_t stream, uint64_t block) {
+  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
+  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t high0 = __umulhi(0xD2511F53U, c0), low0 = 0xD2511F53U * c0;
+    const uint32_t high1 = __umulhi(0xCD9E8D57U, c2), low1 = 0xCD9E8D57U * c2;
+    c0 = high1 ^ c1 ^ k0;
+    c1 = low1;
+    c2 = high0 ^ c3 ^ k1;
+    c3 = low0;
+    k0 += 0x9E3779B9U;
+    k1 += 0xBB67AE85U;
+  }
+  return make_uint4(c0, c1, c2, c3);
+}
+
+__global__ void __launch_bounds__(threads)
+    keep_kernel(const Dropout dropout, int64_t rows, int64_t cols, int64_t words, uint32_t threshold, uint32_t* keep) {
+  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < rows * words; i += int64_t{gridDim.x} * threads) {
+    const int64_t row = i / words, col = (i - row * words) * 32;
+    const int count = static_cast<int>(min(int64_t{32}, cols - col));
+    const uint64_t begin =
+        static_cast<uint64_t>(dropout.row_begin + row) * static_cast<uint64_t>(cols) + static_cast<uint64_t>(col);
+    // The 36 numbers of nine blocks cover any 32; those before `begin` are shifted out.
+    const int skip = static_cast<int>(begin % 4);
+    uint64_t bits = 0;
+    for (int b = 0; b < 9; ++b) {
+      const uint4 words4 = philox_words(dropout.seed, dropout.stream, begin / 4 + static_cast<uint64_t>(b));
+      const uint32_t four = ((words4.x >> 8) >= threshold ? 1U : 0U) | ((words4.y >> 8) >= threshold ? 2U : 0U) |
+                            ((words4.z >> 8) >= threshold ? 4U : 0U) | ((words4.w >> 8) >= threshold ? 8U : 0U);
+      bits |= static_cast<uint64_t>(four) << (4 * b);
+    }
+    const auto word = static_cast<uint32_t>(bits >> skip);
+    keep[i] = count == 32 ? word : word & ((1U << count) - 1);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads)
+    select_kernel(const T* x, int64_t rows, int64_t cols, int64_t words, const uint32_t* keep, T* xd) {
+  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+    for (int64_t col = int64_t{blockIdx.x} * threads + threadIdx.x; col < cols; col += int64_t{gridDim.x} * threads) {
+      const bool kept = (keep[row * words + col / 32] >> (col % 32) & 1U) != 0;
+      xd[row * cols + col] = kept ? x[row * cols + col] : from_float<T>(0.0F);
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(threads) round_kernel(int64_t count, float factor, const float* from, T* to) {
+  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < count; i += int64_t{gridDim.x} * threads)
+    to[i] = from_float<T>(from[i] * factor);
+}
+
+__global__ void __launch_bounds__(threads)
+    add_partials_kernel(int64_t chunks, int64_t R, int64_t in, int64_t out, const float* partials_a,
+                        const float* partials_b, float* da, float* db) {
+  const int64_t count_a = R * in, all = count_a + R * out;
+  for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
+    const bool is_a = item < count_a;
+    const int64_t i = is_a ? item : item - count_a, stride = is_a ? count_a : R * out;
+    const float* const from = (is_a ? partials_a : partials_b) + i;
+    const int64_t r = i / out;
+    float* const to = is_a ? da + i : db + (i - r * out) * R + r;
+    float sum = *to;
+#pragma unroll 8
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += from[chunk * stride];
+    *to = sum;
+  }
+}
+
+}  // namespace
+
+AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float scale, float p, DType dtype,
+                                 bool backward) {
+  AdapterOperands ad{.R = w.lora_a.shape[0],
+                     .padded = round_up(w.lora_a.shape[0], 8),
+                     .in = w.lora_a.shape[1],
+                     .out = w.lora_b.shape[0],
+                     .dtype = dtype,
+                     .factor = scale / (1 - p)};
+  const int64_t size = size_of(dtype);
+  ad.a = ctx.arena.bytes(ad.padded * ad.in * size);
+  (backward ? ad.b_t : ad.b) = ctx.arena.bytes(ad.padded * ad.out * size);
+  if (!w.magnitude.empty()) ad.ratio = ctx.arena.array<float>(ad.out);
+  ad.counters = ctx.arena.array<int>(AdapterOperands::max_counters);
+  if (ctx.counting()) return ad;
+  const Prepare args{.R = ad.R,
+                     .padded = ad.padded,
+                     .in = ad.in,
+                     .out = ad.out,
+                     .lora_a = w.lora_a.as<float>(),
+                     .lora_b = w.lora_b.as<float>(),
+                     .magnitude = w.magnitude.as<float>(),
+                     .norm = w.norm.as<float>(),
+                     .a = ad.a,
+                     .b = ad.b,
+                     .b_t = ad.b_t,
+                     .ratio = ad.ratio,
+                     .counters = ad.counters,
+                     .num_counters = AdapterOperands::max_counters};
+  const int64_t items = ad.padded * (ad.in + ad.out) + ad.out + AdapterOperands::max_counters;
+  with_type(dtype, [&]<class T>() { prepare_kernel<T><<<blocks_for(items), threads, 0, stream_of(ctx)>>>(args); });
+  check_launch("preparing an adapter");
+  return ad;
+}
+
+void draw_keep(const Context& ctx, const Dropout& dropout, int64_t rows, int64_t cols, uint32_t* keep) {
+  const auto threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(dropout.p) * 0x1p24));
+  const int64_t words = keep_words(cols);
+  keep_kernel<<<blocks_for(rows * words), threads, 0, stream_of(ctx)>>>(dropout, rows, cols, words, threshold, keep);
+  check_launch("dropout");
+}
+
+void select_kept(const Context& ctx, DType dtype, const void* x, int64_t rows, int64_t cols, const uint32_t* keep,
+                 void* xd) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(cols, threads)),
+                  static_cast<unsigned>(std::min<int64_t>(rows, 65535)));
+  with_type(dtype, [&]<class T>() {
+    select_kernel<T><<<grid, threads, 0, stream_of(ctx)>>>(static_cast<const T*>(x), rows, cols, keep_words(cols), keep,
+                                                           static_cast<T*>(xd));
+  });
+  check_launch("dropout");
+}
+
+int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded) {
+  return (hopper ? pass_sm90::num_splits(cols) : 1) * rows * padded;
+}
+
+void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& p) {
+  if (hopper) return pass_sm90::run(ctx, p);
+  if (p.w != nullptr) {
+    plain_gemm(ctx, {.m = p.rows,
+                     .n = p.padded,
+                     .k = p.cols,
+                     .dtype = p.dtype,
+                     .a = p.x,
+                     .lda = p.cols,
+                     .b = p.w,
+                     .ldb = p.cols,
+                     .transpose_b = true,
+                     .c = p.sums,
+                     .ldc = p.padded});
+    const int64_t count = p.rows * p.padded;
+    with_type(p.dtype, [&]<class T>() {
+      round_kernel<T>
+          <<<blocks_for(count), threads, 0, stream_of(ctx)>>>(count, p.factor, p.sums, static_cast<T*>(p.low));
+    });
+    check_launch("a thin product");
+  }
+  if (p.other == nullptr) return;
+  const int64_t whole = p.rows / row_chunk, rest = p.rows % row_chunk, size = size_of(p.dtype);
+  const auto chunks = [&](int64_t first, int64_t count, int64_t rows) {
+    if (count == 0 || rows == 0) return;
+    plain_gemm(ctx, {.m = p.R,
+                     .n = p.cols,
+                     .k = rows,
+                     .dtype = p.dtype,
+                     .a = static_cast<const std::byte*>(p.other) + first * row_chunk * p.padded * size,
+                     .lda = p.padded,
+                     .transpose_a = true,
+                     .b = static_cast<const std::byte*>(p.x) + first * row_chunk * p.cols * size,
+                     .ldb = p.cols,
+                     .c = p.partials + first * p.R * p.cols,
+                     .ldc = p.cols,
+                     .batch = count,
+                     .stride_a = row_chunk * p.padded,
+                     .stride_b = row_chunk * p.cols,
+                     .stride_c = p.R * p.cols});
+  };
+  chunks(0, whole, row_chunk);
+  chunks(whole, 1, rest);
+}
+
+void add_partials(const Context& ctx, int64_t chunks, int64_t R, int64_t in, int64_t out, const float* partials_a,
+                  const float* partials_b, float* da, float* db) {
+  add_partials_kernel<<<blocks_for(R * (in + out)), threads, 0, stream_of(ctx)>>>(chunks, R, in, out, partials_a,
+                                                                                  partials_b, da, db);
+  check_launch("adding an adapter's gradients");
+}
+
+}  // namespace sluice::cuda

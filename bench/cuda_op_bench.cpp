@@ -63,7 +63,7 @@ class Bench {
         ctx{.arena = scratch_, .pool = pool_, .device = device_} {
     std::stringstream words(o.filter);
     for (std::string word; std::getline(words, word, ',');) wanted_.push_back(word);
-    fmt::print("{:<58} {:>10} {:>9} {:>9} {:>12}\n", "op", "ms", "TFLOP/s", "GB/s", "scratch MiB");
+    fmt::print("{:<66} {:>10} {:>9} {:>9} {:>12}\n", "op", "ms", "TFLOP/s", "GB/s", "scratch MiB");
   }
 
   // Data that lives until the group ends.
@@ -135,13 +135,13 @@ class Bench {
     const double median = bench::median(ms), tflops = work.flop / median / 1e9, gbs = work.bytes / median / 1e6;
     const double scratch = static_cast<double>(scratch_.peak()) / (1 << 20);
     const auto number = [](double value) { return value > 0 ? fmt::format("{:.1f}", value) : std::string("-"); };
-    fmt::print("{:<58} {:>10.4f} {:>9} {:>9} {:>12.1f}\n", name, median, number(tflops), number(gbs), scratch);
+    fmt::print("{:<66} {:>10.4f} {:>9} {:>9} {:>12.1f}\n", name, median, number(tflops), number(gbs), scratch);
     std::fflush(stdout);
     rows_.push_back({{"op", name}, {"ms", median}, {"tflops", tflops}, {"gbs", gbs}, {"scratch_mib", scratch}});
   }
 
   void failed(const std::string& name, const Error& e) {
-    fmt::print("{:<58} failed: {}\n", name, e.what());
+    fmt::print("{:<66} failed: {}\n", name, e.what());
     std::fflush(stdout);
     rows_.push_back({{"op", name}, {"error", e.what()}});
     synchronize(device_);  // a device that is lost ends the program here

@@ -373,7 +373,8 @@ TEST_CASE(
     const double near = (peaks[1] - peaks[0]) / 16384, far = (peaks[2] - peaks[1]) / 32768;
     MESSAGE("Gemma 3 1B, rank 16, level ", static_cast<int>(level), ": ", peaks[0] / (1 << 30),
             " GiB at 16384 tokens, then ", near, " and ", far, " bytes a token");
-    CHECK(far == doctest::Approx(near).epsilon(0.01));
+    CHECK(far <= 1.01 * near);
+    if (!on_cuda()) CHECK(far >= 0.99 * near);  // the device's attention has scratch that grows up to a bound
   }
   // Every token a target, at the length at which logits alone would be 4 GiB in float32.
   Schedule lean = Schedule::uniform(model->config.num_layers, 1, Level::input);

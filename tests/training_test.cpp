@@ -243,11 +243,10 @@ TEST_CASE("FieldU13_start: the phases before the first step are told, and the fi
   run.config.steps_per_report = 100;
   Heard heard;
   train(run.config, heard);
-  REQUIRE(heard.phases.size() == 4);
-  CHECK(heard.phases[0].starts_with("opening"));
-  CHECK(heard.phases[1].starts_with("reading"));
-  CHECK(heard.phases[2].starts_with("planning"));
-  CHECK(heard.phases[3].starts_with("training"));
+  std::vector<std::string> expected = {"opening", "reading", "planning", "training"};
+  if (on_cuda()) expected.insert(expected.begin() + 3, "copying the base");
+  REQUIRE(heard.phases.size() == expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(heard.phases[i].starts_with(expected[i]));
   CHECK(heard.reports.front().step == 1);
 }
 

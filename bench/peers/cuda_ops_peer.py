@@ -23,7 +23,7 @@ class Bench:
         self.args, self.rows = args, []
         self.wanted = [w for w in args.filter.split(",") if w]
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        print(f"{'op':<58} {'ms':>10} {'TFLOP/s':>9} {'GB/s':>9} {'MiB':>12}", flush=True)
+        print(f"{'op':<66} {'ms':>10} {'TFLOP/s':>9} {'GB/s':>9} {'MiB':>12}", flush=True)
 
     def wants(self, *names):
         return not self.wanted or any(w in name for w in self.wanted for name in names)
@@ -34,7 +34,7 @@ class Bench:
         try:
             self.measure(name, call, flop, size)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
-            print(f"{name:<58} failed: {str(error).splitlines()[0]}", flush=True)
+            print(f"{name:<66} failed: {str(error).splitlines()[0]}", flush=True)
             self.rows.append({"op": name, "error": str(error).splitlines()[0]})
 
     def measure(self, name, call, flop, size):
@@ -49,7 +49,7 @@ class Bench:
         extra = (torch.cuda.max_memory_allocated() - held) / 2**20
         tflops, gbs = flop / ms / 1e9, size / ms / 1e6
         number = lambda value: f"{value:.1f}" if value > 0 else "-"
-        print(f"{name:<58} {ms:>10.4f} {number(tflops):>9} {number(gbs):>9} {extra:>12.1f}", flush=True)
+        print(f"{name:<66} {ms:>10.4f} {number(tflops):>9} {number(gbs):>9} {extra:>12.1f}", flush=True)
         self.rows.append({"op": name, "ms": ms, "tflops": tflops, "gbs": gbs, "scratch_mib": extra})
 
     @staticmethod

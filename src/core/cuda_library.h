@@ -9,8 +9,18 @@ namespace sluice {
 // missing, with what to do.
 void* cuda_symbol(const char* name);
 
-// With SLUICE_CUDA_SYNC=1 in the environment: waits for the device after an op, so that an error names the op that failed.
-void after_cuda_op(const Context& ctx, const char* op);
+// Stands around an op on a CUDA device. With SLUICE_CUDA_SYNC=1 in the environment it waits for the device after the op, so that an error names
+// the op that failed; with SLUICE_CUDA_PROFILE=1 it also adds up the time of each op and prints the table when the program ends.
+class CudaOp {
+ public:
+  CudaOp(const Context& ctx, const char* name);
+  void done();
+
+ private:
+  const Context& ctx_;
+  const char* name_;
+  double begin_ = 0;
+};
 
 template <class Args>
 auto cuda_entry(const char* name) {

@@ -306,7 +306,7 @@ std::vector<Candidate> search(const PlanRequest& request) {
   tiles.push_back(std::min<int64_t>(whole, largest_tile));
   if (request.tile > 0) tiles = {request.tile};
   const Rates rates = rates_of(request.device);
-  if (cuda) head_rows = {1024, 2048, 4096, 8192};
+  if (cuda) head_rows = {2048, 4096, 8192};
   else head_rows = {64, 128, 256};
   if (request.head_rows > 0) head_rows = {request.head_rows};
   std::vector<Head> heads;

@@ -298,6 +298,8 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   ArenaScope scope(ctx.arena);
   auto* const p = scope.array<std::byte>(tiles * tile_bytes);
   auto* const ds = scope.array<std::byte>(tiles * tile_bytes);
+  const int64_t splits = narrow ? backward_narrow_splits(N, H, K) : 1;
+  auto* const partials = scope.array<float>((splits - 1) * 2 * N * K * D);
   auto* const lse2 = scope.array<float>(H * padded);
   auto* const delta = scope.array<float>(H * padded);
   const AttentionMask mask = attention_mask(ctx, scope, args.spans, shape.window);
@@ -334,7 +336,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
                                  .p = p,
                                  .ds = ds};
   if (narrow) {
-    backward_narrow(ctx, kernel_args);
+    backward_narrow(ctx, kernel_args, partials, static_cast<int>(splits));
     return;
   }
   const std::vector<int64_t> first = first_key_blocks(args.spans, shape.window, extent.blocks);

@@ -1,11 +1,13 @@
-// The backward pass of attention on CUDA, in rounds with a bounded scratch; shared by its portable and its Hopper kernels.
+// The backward pass of attention on CUDA; shared by its portable and its Hopper kernels.
 //
-// A round is a rectangle of (query blocks) x (key blocks) of some K/V heads. A first kernel computes S and dP of its visible tiles of
-// 128 x 128 and stores P and dS in scratch; a second one forms the three products
+// In rounds with a bounded scratch: a round is a rectangle of (query blocks) x (key blocks) of some K/V heads. A first kernel computes S and
+// dP of its visible tiles of 128 x 128 and stores P and dS in scratch; a second one forms the three products
 //   dQ += scale dS K        dV += P^T dO        dK += scale dS^T Q
-// each element in one CTA, in the order of the tokens. That is five products for each pair and no more, for any head dimension: holding dK
-// and dV in registers instead needs seven (nine at D = 512), as does no order between CTAs. Rounds follow one another on the stream, query
-// blocks ascending, so every sum has one order and nothing is atomic.
+// each element in one CTA, in the order of the tokens. That is five products for each pair and no more at any head dimension, without an order
+// between CTAs; holding dK and dV in registers instead takes seven, and nine at D = 512. Rounds follow one another on the stream, query blocks
+// ascending, so every sum has one order and nothing is atomic.
+//
+// At head dimensions 64 and 128 on Hopper seven products cost less than P and dS going through memory (backward_narrow).
 #pragma once
 
 #include <cstdint>
@@ -36,12 +38,11 @@ struct BackwardArgs {
   AttentionMask mask;
   int num_tokens, padded, num_heads, group, head_dim;  // padded: to whole blocks; group: query heads of a K/V head
   float scale, softcap;
-  float factor,
-      cap_in;  // 2^(factor x) is exp S for x = q . k, with a softcap for x = S; exp(2 S / softcap) before it is 2^(cap_in q . k)
+  // exp S = 2^(factor q . k); with a softcap 2^(factor S), where exp(2 S_0 / softcap) = 2^(cap_in q . k) of S_0 before it.
+  float factor, cap_in;
   const void *q, *k, *v, *do_;
-  const float* lse;  // [N, H]
-  const float *lse2,
-      *delta;  // [H, padded]: lse / log 2, infinite behind the last token (so P is zero there), and do . o
+  const float* lse;           // [N, H]
+  const float *lse2, *delta;  // [H, padded]: lse / log 2, infinite behind the last token (P is zero there); do . o
   float *dq, *dk, *dv;
   void *p, *ds;  // tiles
 };
@@ -73,10 +74,12 @@ class BackwardSm90 {
   Map q_, k_, v_, do_;  // CUtensorMap
 };
 
-// Kernels for bf16 and head dimensions 64 and 128, without rounds or scratch, seven products for each pair: one kernel holds dQ of 128 queries
-// in registers, one dK and dV of 128 keys, and both compute S and dP. At these sizes that costs less than P and dS going through memory.
-// attention_backward_narrow_sm90.cu.
+// Kernels for bf16 and head dimensions 64 and 128, without rounds, seven products for each pair: some CTAs hold dQ of 128 queries in registers,
+// some dK and dV of 128 keys, and both compute S and dP. attention_backward_narrow_sm90.cu.
 bool backward_narrow_takes(int64_t head_dim);
-void backward_narrow(const Context& ctx, const BackwardArgs& args);
+// Where key blocks are few, the query heads of a K/V head are shared out among this many CTAs; the sums of all but the first go through
+// `partials`, [splits - 1, 2, N, K D] f32, and are added in order. A function of the shape.
+int64_t backward_narrow_splits(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
+void backward_narrow(const Context& ctx, const BackwardArgs& args, float* partials, int splits);
 
 }  // namespace sluice::cuda

@@ -36,6 +36,7 @@ const Case cases[] = {
     {"D 128, 127 tokens", heads(2, 1, 128, 0.0884F), {{-1, 127}}},
     {"D 128, 129 tokens", heads(2, 1, 128, 0.0884F), {{-1, 129}}},
     {"D 128, GQA 4", heads(8, 2, 128, 0.0884F), {{-1, 391}}},
+    {"D 128, GQA 8, window", heads(8, 1, 128, 0.0884F, 200), {{-1, 450}}},
     {"D 128, prompt with answers", heads(4, 2, 128, 0.0884F), {{-1, 200}, {0, 70}, {0, 130}, {0, 3}}},
     {"D 128, deep tree, window",
      heads(2, 1, 128, 0.0884F, 75),
@@ -46,6 +47,8 @@ const Case cases[] = {
     {"D 256, window, GQA", heads(4, 2, 256, 0.0625F, 100), {{-1, 500}}},
     {"D 256, window of one block", heads(2, 1, 256, 0.0625F, 128), {{-1, 700}}},
     {"D 256, siblings in a window", heads(2, 1, 256, 0.0625F, 90), {{-1, 200}, {0, 70}, {0, 130}, {0, 3}, {1, 80}}},
+    {"D 256, groups of three", heads(6, 2, 256, 0.0625F), {{-1, 290}}},
+    {"D 512, groups of three, softcap", heads(3, 1, 512, 0.0442F, 0, 2.0F), {{-1, 260}}},
     {"D 512, GQA", heads(4, 1, 512, 0.0442F), {{-1, 300}}},
     {"D 512, scale 1", heads(2, 1, 512, 1.0F), {{-1, 257}}},
     {"D 512, forest", heads(2, 1, 512, 0.0442F), {{-1, 150}, {-1, 20}, {0, 100}, {1, 30}, {2, 90}}},
@@ -96,7 +99,8 @@ TEST_CASE("attention_backward on CUDA: any number of tokens") {
 }
 
 // dP and delta are the same sum in two orders, so what should be zero is their rounding, and plain loops happen to have none.
-TEST_CASE("attention_backward on CUDA: a token that sees itself only has a gradient of v, and of q and k but rounding") {
+TEST_CASE(
+    "attention_backward on CUDA: a token that sees itself only has a gradient of v, and of q and k but rounding") {
   if (!on_cuda()) return;
   TestContext context(detect_isa());
   for (int64_t D : {64, 128, 256, 512}) {
@@ -123,6 +127,7 @@ TEST_CASE("attention_backward on CUDA: long sequences, in rounds") {
       {heads(32, 4, 64, 0.125F), {{-1, 1400}, {0, 500}, {0, 600}, {-1, 300}}},
       {heads(32, 16, 256, 0.0625F, 300), {{-1, 2501}}},
       {heads(32, 4, 256, 0.0625F), {{-1, 2100}}},
+      {heads(32, 8, 512, 0.0442F), {{-1, 2060}}},
   };
   for (const Long& problem : problems) {
     const AttentionProblem p = attention_problem(problem.shape, Spans(problem.spans));

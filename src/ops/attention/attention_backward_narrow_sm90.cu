@@ -1,4 +1,4 @@
-// Backward of attention with head dimensions 64 and 128 on Hopper: one kernel for dQ, one for dK and dV.
+// Backward of attention with head dimensions 64 and 128 on Hopper: CTAs for dQ, and CTAs for dK and dV.
 //
 // Both keep their sums in registers, two warpgroups of 64 rows each, and walk what their block sees in ascending order; a third warpgroup's
 // first warp copies. In a step a warpgroup queues S and dP, computes P while the tensor cores do dP, and queues the products with P and dS
@@ -16,7 +16,8 @@ using namespace backward;
 constexpr int info_end = -1;
 
 struct NarrowMaps {
-  CUtensorMap q, k, v, do_;
+  CUtensorMap q, k, v, do_;     // 128 rows at a time
+  CUtensorMap q_step, do_step;  // 64
 };
 
 // The A operand of step k of a product whose k are the columns of d: 16 of them, rounded to bf16.
@@ -29,6 +30,11 @@ __device__ __forceinline__ void pack_columns(const float (&d)[count], uint32_t (
   }
 }
 
+__device__ __forceinline__ float2 load_pair(uint32_t shared) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared));
+  return x;
+}
 // The row of its block that this thread's accumulators begin with, the other being 8 further.
 __device__ __forceinline__ int row_here() {
   const int thread = thread_here();
@@ -45,8 +51,7 @@ struct QueryTiles {
 };
 
 template <int D>
-__global__ void __launch_bounds__(threads, 1)
-    dq_kernel(const __grid_constant__ BackwardArgs args, const __grid_constant__ NarrowMaps maps) {
+__device__ __forceinline__ void form_dq(const BackwardArgs& args, const NarrowMaps& maps, int index) {
 #ifdef SLUICE_SM90A
   using Tiles = QueryTiles<D>;
   constexpr int k_stages = Tiles::k_stages, v_stages = Tiles::v_stages, tile = Tiles::tile;
@@ -54,8 +59,7 @@ __global__ void __launch_bounds__(threads, 1)
   __shared__ Ring<v_stages> v_ring;
   __shared__ uint64_t query_full;
   const int num_blocks = args.padded / backward_block;
-  const int q_block = num_blocks - 1 - static_cast<int>(blockIdx.x) / args.num_heads,
-            head = static_cast<int>(blockIdx.x) % args.num_heads;
+  const int q_block = num_blocks - 1 - index / args.num_heads, head = index % args.num_heads;
   const uint32_t q_tile = shared_begin(), do_tile = q_tile + tile, k_tiles = do_tile + tile,
                  v_tiles = k_tiles + k_stages * tile;
   if (threadIdx.x == 0) barrier_init(&query_full, 1);
@@ -64,7 +68,7 @@ __global__ void __launch_bounds__(threads, 1)
   Turn k_turn, v_turn;
 
   if (threadIdx.x < 128) {
-    registers_dealloc<40>();
+    registers_dealloc<24>();
     if (threadIdx.x >= 32) return;
     const int lane = threadIdx.x, kv_head = head / args.group;
     if (lane == 0) {
@@ -115,7 +119,7 @@ __global__ void __launch_bounds__(threads, 1)
     return;
   }
 
-  registers_alloc<232>();
+  registers_alloc<240>();
   const int half = threadIdx.x / 128 - 1;
   const bool leader = threadIdx.x % 32 == 0;
   const int64_t at = static_cast<int64_t>(head) * args.padded + q_block * backward_block + row_here();
@@ -214,23 +218,31 @@ __global__ void __launch_bounds__(threads, 1)
 
 // ---- dK, dV ----------------------------------------------------------------------------------------------------------------------------
 
+// The query heads of a K/V head in `count` parts; the sums of part i > 0 go to partials[i - 1].
+struct Splits {
+  int count;
+  float* partials;
+};
+
 template <int D>
 struct KeyTiles {
   static constexpr int stages = 4;
   static constexpr int tile = D / 64 * 2 * slab_bytes;  // 128 keys
   static constexpr int step = D / 64 * slab_bytes;      // 64 queries
-  static constexpr int shared_bytes = 1024 + 2 * tile + stages * 2 * step;
+  static constexpr int values_bytes = 2 * 64 * 4;       // lse2 and delta
+  static constexpr int shared_bytes = 1024 + 2 * tile + stages * (2 * step + values_bytes);
 };
 
-// to[row, column] += scale d, in two halves of the reads in flight.
+// to[row, column] = scale d, or += it, some reads in flight at a time.
 template <int D>
-__device__ __forceinline__ void add_rows(float* to, const float (&d)[D / 2], int r, float scale) {
+__device__ __forceinline__ void store_rows(float* to, const float (&d)[D / 2], int r, float scale, bool add) {
   constexpr int batch = 8;
 #pragma unroll
   for (int first = 0; first < D / 8; first += batch) {
     float2 before[batch];
 #pragma unroll
-    for (int j = 0; j < batch; ++j) before[j] = *reinterpret_cast<const float2*>(to + 8 * (first + j));
+    for (int j = 0; j < batch; ++j)
+      before[j] = add ? *reinterpret_cast<const float2*>(to + 8 * (first + j)) : float2{0, 0};
 #pragma unroll
     for (int j = 0; j < batch; ++j) {
       const int e = 4 * (first + j) + 2 * r;
@@ -240,17 +252,17 @@ __device__ __forceinline__ void add_rows(float* to, const float (&d)[D / 2], int
 }
 
 template <int D>
-__global__ void __launch_bounds__(threads, 1)
-    dkv_kernel(const __grid_constant__ BackwardArgs args, const __grid_constant__ NarrowMaps maps) {
+__device__ __forceinline__ void form_dkv(const BackwardArgs& args, const NarrowMaps& maps, const Splits& splits,
+                                         int index) {
 #ifdef SLUICE_SM90A
   using Tiles = KeyTiles<D>;
   constexpr int stages = Tiles::stages, tile = Tiles::tile, step = Tiles::step;
   __shared__ Ring<stages> ring;
   __shared__ uint64_t key_full;
-  __shared__ alignas(128) float row_lse2[stages][64], row_delta[stages][64];
-  const int num_kv = args.num_heads / args.group, k_block = static_cast<int>(blockIdx.x) / num_kv,
-            kv_head = static_cast<int>(blockIdx.x) % num_kv;
+  const int num_kv = args.num_heads / args.group, part = index % splits.count, heads = args.group / splits.count;
+  const int k_block = index / splits.count / num_kv, kv_head = index / splits.count % num_kv;
   const uint32_t k_tile = shared_begin(), v_tile = k_tile + tile, ring_tiles = v_tile + tile;
+  const uint32_t row_values = ring_tiles + stages * 2 * step;  // lse2 and delta of 64 queries, a stage
   if (threadIdx.x == 0) barrier_init(&key_full, 1);
   init_ring(ring);
   Turn turn;
@@ -268,7 +280,7 @@ __global__ void __launch_bounds__(threads, 1)
       }
     }
     const BlockMask keys = merge(args.mask.block(2 * k_block), args.mask.block(2 * k_block + 1));
-    for (int g = 0; g < args.group; ++g) {
+    for (int g = part * heads; g < (part + 1) * heads; ++g) {
       const int head = kv_head * args.group + g;
       for (int first = 2 * k_block; first < num_steps; first += 32) {
         const int mine = first + lane;
@@ -283,14 +295,14 @@ __global__ void __launch_bounds__(threads, 1)
             const uint32_t to = ring_tiles + turn.stage * 2 * step;
             const int64_t at = static_cast<int64_t>(head) * args.padded + row;
             ring.info[turn.stage] = 2 * (first + bit) + static_cast<int>((all >> bit) & 1);
-            barrier_expect_bytes(full, 2 * step + 2 * 64 * 4);
+            barrier_expect_bytes(full, 2 * step + Tiles::values_bytes);
 #pragma unroll
-            for (int c = 0; c < D / 64; ++c) tma_load_slab(to + c * slab_bytes, &maps.q, full, 64 * c, head, row);
+            for (int c = 0; c < D / 64; ++c) tma_load_slab(to + c * slab_bytes, &maps.q_step, full, 64 * c, head, row);
 #pragma unroll
             for (int c = 0; c < D / 64; ++c)
-              tma_load_slab(to + step + c * slab_bytes, &maps.do_, full, 64 * c, head, row);
-            bulk_load(shared_address(row_lse2[turn.stage]), args.lse2 + at, 64 * 4, full);
-            bulk_load(shared_address(row_delta[turn.stage]), args.delta + at, 64 * 4, full);
+              tma_load_slab(to + step + c * slab_bytes, &maps.do_step, full, 64 * c, head, row);
+            bulk_load(row_values + turn.stage * Tiles::values_bytes, args.lse2 + at, 64 * 4, full);
+            bulk_load(row_values + turn.stage * Tiles::values_bytes + 64 * 4, args.delta + at, 64 * 4, full);
           }
           turn.next<stages>();
         }
@@ -341,6 +353,7 @@ __global__ void __launch_bounds__(threads, 1)
     wgmma_wait<1>();
     wgmma_fence_registers(s);
     if (held >= 0 && leader) barrier_arrive(&ring.empty[held]);
+    const uint32_t values = row_values + turn.stage * Tiles::values_bytes + 4 * column;
     const bool masked = info % 2 == 0;
     uint32_t seen = ~0U;
     if (masked) {
@@ -358,7 +371,7 @@ __global__ void __launch_bounds__(threads, 1)
     const auto weights = [&]<bool capped> {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float2 lse2 = *reinterpret_cast<const float2*>(&row_lse2[turn.stage][8 * j + column]);
+        const float2 lse2 = load_pair(values + 32 * j);
         float p[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -382,7 +395,7 @@ __global__ void __launch_bounds__(threads, 1)
     wgmma_fence_registers(dp);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(&row_delta[turn.stage][8 * j + column]);
+      const float2 delta = load_pair(values + 64 * 4 + 32 * j);
 #pragma unroll
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
         const float gradient = s[i] * (dp[i] - (i % 2 == 0 ? delta.x : delta.y));
@@ -405,42 +418,81 @@ __global__ void __launch_bounds__(threads, 1)
 
   const int64_t stride = static_cast<int64_t>(num_kv) * D;
   const int row = k_block * backward_block + row_here();
+  const int64_t partial = args.num_tokens * stride;
+  float* const to_dk = part == 0 ? args.dk : splits.partials + (2 * part - 2) * partial;
+  float* const to_dv = part == 0 ? args.dv : splits.partials + (2 * part - 1) * partial;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (row + 8 * r >= args.num_tokens) continue;
     const int64_t to = (row + 8 * r) * stride + static_cast<int64_t>(kv_head) * D + column;
-    add_rows<D>(args.dk + to, dk, r, args.scale);
-    add_rows<D>(args.dv + to, dv, r, 1);
+    store_rows<D>(to_dk + to, dk, r, args.scale, part == 0);
+    store_rows<D>(to_dv + to, dv, r, 1, part == 0);
   }
 #endif
 }
 
+// The CTAs of dK and dV, of which some are by far the longest, and then those of dQ, which fill what they leave.
 template <int D>
-void launch(const Context& ctx, const BackwardArgs& args) {
+__global__ void __launch_bounds__(threads, 1)
+    narrow_kernel(const __grid_constant__ BackwardArgs args, const __grid_constant__ NarrowMaps maps,
+                  const __grid_constant__ Splits splits, int num_dkv) {
+  const int index = static_cast<int>(blockIdx.x);
+  if (index < num_dkv) form_dkv<D>(args, maps, splits, index);
+  else form_dq<D>(args, maps, index - num_dkv);
+}
+
+// dK and dV of the further parts, in order; `size` is a multiple of 4. blockIdx.y: dK, dV.
+__global__ void add_partials(float* dk, float* dv, Splits splits, int64_t size) {
+  const int64_t i = 4 * (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x);
+  if (i >= size) return;
+  float4* const to = reinterpret_cast<float4*>((blockIdx.y == 0 ? dk : dv) + i);
+  float4 sum = *to;
+  for (int part = 1; part < splits.count; ++part) {
+    const float4 x = *reinterpret_cast<const float4*>(splits.partials + (2 * part - 2 + blockIdx.y) * size + i);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  *to = sum;
+}
+
+template <int D>
+void launch(const Context& ctx, const BackwardArgs& args, const Splits& splits) {
   const int64_t N = args.num_tokens, H = args.num_heads, K = H / args.group, blocks = args.padded / backward_block;
-  const NarrowMaps by_query{.q = tensor_map_heads(args.q, N, H, D, 128),
-                            .k = tensor_map_heads(args.k, N, K, D, 128),
-                            .v = tensor_map_heads(args.v, N, K, D, 128),
-                            .do_ = tensor_map_heads(args.do_, N, H, D, 128)};
-  NarrowMaps by_key = by_query;
-  by_key.q = tensor_map_heads(args.q, N, H, D, 64), by_key.do_ = tensor_map_heads(args.do_, N, H, D, 64);
-  allow_shared(dkv_kernel<D>, KeyTiles<D>::shared_bytes);
-  dkv_kernel<D>
-      <<<static_cast<unsigned>(blocks * K), threads, KeyTiles<D>::shared_bytes, stream_of(ctx)>>>(args, by_key);
-  check_launch("attention_backward, dK and dV");
-  allow_shared(dq_kernel<D>, QueryTiles<D>::shared_bytes);
-  dq_kernel<D>
-      <<<static_cast<unsigned>(blocks * H), threads, QueryTiles<D>::shared_bytes, stream_of(ctx)>>>(args, by_query);
-  check_launch("attention_backward, dQ");
+  const NarrowMaps maps{.q = tensor_map_heads(args.q, N, H, D, 128),
+                        .k = tensor_map_heads(args.k, N, K, D, 128),
+                        .v = tensor_map_heads(args.v, N, K, D, 128),
+                        .do_ = tensor_map_heads(args.do_, N, H, D, 128),
+                        .q_step = tensor_map_heads(args.q, N, H, D, 64),
+                        .do_step = tensor_map_heads(args.do_, N, H, D, 64)};
+  constexpr int shared_bytes = std::max(KeyTiles<D>::shared_bytes, QueryTiles<D>::shared_bytes);
+  const int64_t num_dkv = blocks * K * splits.count;
+  allow_shared(narrow_kernel<D>, shared_bytes);
+  narrow_kernel<D><<<static_cast<unsigned>(num_dkv + blocks * H), threads, shared_bytes, stream_of(ctx)>>>(
+      args, maps, splits, static_cast<int>(num_dkv));
+  check_launch("attention_backward");
+  if (splits.count > 1) {
+    const int64_t size = N * K * D;
+    add_partials<<<dim3(static_cast<unsigned>(ceil_div(size, 4 * 256)), 2), 256, 0, stream_of(ctx)>>>(args.dk, args.dv,
+                                                                                                      splits, size);
+    check_launch("attention_backward, partial sums");
+  }
 }
 
 }  // namespace
 
 bool backward_narrow_takes(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
 
-void backward_narrow(const Context& ctx, const BackwardArgs& args) {
-  if (args.head_dim == 64) launch<64>(ctx, args);
-  else launch<128>(ctx, args);
+int64_t backward_narrow_splits(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
+  // Enough that the longest CTA takes no more than about half of what one of 132 multiprocessors has to do.
+  const int64_t group = num_heads / num_kv_heads, ctas = ceil_div(num_tokens, backward_block) * num_kv_heads;
+  int64_t splits = 1;
+  while (splits < 4 && group % (2 * splits) == 0 && ctas * splits < 256) splits *= 2;
+  return splits;
+}
+
+void backward_narrow(const Context& ctx, const BackwardArgs& args, float* partials, int splits) {
+  const Splits parts{.count = splits, .partials = partials};
+  if (args.head_dim == 64) launch<64>(ctx, args, parts);
+  else launch<128>(ctx, args, parts);
 }
 
 }  // namespace sluice::cuda

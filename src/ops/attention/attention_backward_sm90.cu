@@ -21,120 +21,45 @@ struct Maps {
 
 // ---- S, dP -> P, dS --------------------------------------------------------------------------------------------------------------------
 
+constexpr int score_stages = 5;
+constexpr int score_stage_bytes = 4 * slab_bytes;  // 128 queries and 128 keys, 64 of the head dimension
+constexpr int score_shared_bytes = 1024 + score_stages * score_stage_bytes + 2 * tile_bytes;
+
 struct ScoreTile {
   int head, q, k_block;  // head and query block counted from the round's first
 };
-
-// What follows the products of a tile, by one warpgroup: P and dS of its 64 rows, through 16 KiB of `staging` to the scratch.
-template <bool capped>
-__device__ __forceinline__ void store_tile(const BackwardArgs& args, const BackwardRound& round, const ScoreTile& tile,
-                                           bool masked, float (&s)[64], const float (&dp)[64], const float (&lse2)[2],
-                                           const float (&delta)[2], uint32_t staging, int half) {
-  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const int row = (round.q_begin + tile.q) * backward_block + half * 64 + warp * 16 + lane / 4,
-            key = tile.k_block * backward_block;
-  TokenMask query[2];
-  if (masked) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      query[r] = args.mask.token(row + 8 * r);
-      if (row + 8 * r >= args.num_tokens) query[r].enter = -1;  // sees nothing
-    }
-  }
-  // Two slabs of 64 rows x 64 keys. Lane l gives the address of a row of 16 bytes of matrix l / 8.
-  const int write_row = warp * 16 + lane % 16;
-  const uint32_t write = staging + write_row * 128;
-  const auto address = [&](int pair) {
-    const int chunk = (pair * 2 + lane / 16) % 8;
-    return write + (pair / 4) * slab_bytes + ((chunk ^ (write_row & 7)) << 4);
-  };
-  const auto store = [&](void* tiles) {
-    fence_async_shared();
-    named_barrier_sync(1 + half, 128);
-    if (thread == 0) {
-      unsigned char* to = static_cast<unsigned char*>(tiles) +
-                          static_cast<int64_t>(round.tile(tile.head, tile.q, tile.k_block)) * tile_bytes +
-                          half * slab_bytes;
-      bulk_store(to, staging, slab_bytes);
-      bulk_store(to + 2 * slab_bytes, staging + slab_bytes, slab_bytes);
-      tma_store_commit();
-    }
-  };
-  const auto staging_free = [&] {
-    if (thread == 0) tma_store_wait<0>();
-    named_barrier_sync(1 + half, 128);
-  };
-
-  staging_free();
-  uint32_t packed[8][4];  // dS
-#pragma unroll
-  for (int pair = 0; pair < 8; ++pair) {  // 16 keys: two 8 x 8 matrices a row half
-    uint32_t seen = 0xff;
-    if (masked) {
-      seen = 0;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const TokenMask token = args.mask.token(key + pair * 16 + (c / 2) * 8 + (lane % 4) * 2 + c % 2);
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          seen |= static_cast<uint32_t>(args.mask.sees(query[r], token)) << ((c / 2) * 4 + r * 2 + c % 2);
-      }
-    }
-    float p[8], ds[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int r = (i / 2) % 2;
-      float slope;
-      const float weight = weigh<capped>(args, s[pair * 8 + i], lse2[r], slope),
-                  gradient = weight * slope * (dp[pair * 8 + i] - delta[r]);
-      const bool visible = (seen >> i) & 1;
-      p[i] = visible ? weight : 0;
-      ds[i] = visible ? gradient : 0;
-    }
-    stmatrix_x4(address(pair), pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]),
-                pack_bf16(p[6], p[7]));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) packed[pair][i] = pack_bf16(ds[2 * i], ds[2 * i + 1]);
-  }
-  store(args.p);
-  staging_free();
-#pragma unroll
-  for (int pair = 0; pair < 8; ++pair)
-    stmatrix_x4(address(pair), packed[pair][0], packed[pair][1], packed[pair][2], packed[pair][3]);
-  store(args.ds);
-}
-
-// d[64, 128] += A[64, 64] B[128, 64]^T, of the slab `slab` of the head dimension; then gives back the stage that the commit before has read.
-template <int count>
-__device__ __forceinline__ void multiply_slab(float (&d)[64], uint32_t a, uint32_t b, int slab, Ring<count>& ring,
-                                              Turn& turn, int& held) {
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    wgmma_ss<128, Major::k, Major::k>(d, descriptor_k(a + 32 * k), descriptor_k(b + 32 * k), slab + k);
-  wgmma_commit();
-  wgmma_wait<1>();
-  if (held >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[held]);
-  held = turn.stage;
-  turn.next<count>();
-}
-
-// Any head dimension: the slabs of both operands stream. CTAs take tiles in turn, so that those at work share operands in L2.
-constexpr int wide_stages = 6;
-constexpr int wide_stage_bytes = 4 * slab_bytes;  // 128 queries and 128 keys, 64 of the head dimension
-constexpr int wide_shared_bytes = 1024 + wide_stages * wide_stage_bytes + tile_bytes;
-
-__device__ inline ScoreTile wide_tile(const BackwardRound& round, int t) {
+__device__ inline ScoreTile score_tile(const BackwardRound& round, int t) {
   const int q = t % round.q_count, rest = t / round.q_count, slot = rest % round.slots;
   return {rest / round.slots, q, round.base[q] + slot};
 }
 
+// d[64, 128] += A[64, D] B[128, D]^T, one slab of 64 a stage. `held` is the stage that the last commit reads, to be given back.
+template <int count>
+__device__ __forceinline__ void multiply_slabs(float (&d)[64], int slabs, Ring<count>& ring, Turn& turn, int& held,
+                                               uint32_t stages, int half) {
+#pragma unroll 1
+  for (int slab = 0; slab < slabs; ++slab) {
+    barrier_wait(&ring.full[turn.stage], turn.parity);
+    const uint32_t a = stages + turn.stage * score_stage_bytes + half * slab_bytes;
+    const uint32_t b = stages + turn.stage * score_stage_bytes + 2 * slab_bytes;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      wgmma_ss<128, Major::k, Major::k>(d, descriptor_k(a + 32 * k), descriptor_k(b + 32 * k), slab + k);
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (held >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[held]);
+    held = turn.stage;
+    turn.next<count>();
+  }
+}
+
 __global__ void __launch_bounds__(threads, 1)
-    wide_scores(const __grid_constant__ BackwardArgs args, const __grid_constant__ BackwardRound round,
-                const __grid_constant__ Maps maps) {
+    score_kernel(const __grid_constant__ BackwardArgs args, const __grid_constant__ BackwardRound round,
+                 const __grid_constant__ Maps maps) {
 #ifdef SLUICE_SM90A
-  __shared__ Ring<wide_stages> ring;
-  const uint32_t stages = shared_begin(), staging = stages + wide_stages * wide_stage_bytes;
+  __shared__ Ring<score_stages> ring;
+  const uint32_t stages = shared_begin(), staging = stages + score_stages * score_stage_bytes;
   const int slabs = args.head_dim / 64, first_head = round.kv_begin * args.group;
   init_ring(ring);
   Turn turn;
@@ -148,31 +73,31 @@ __global__ void __launch_bounds__(threads, 1)
       const int mine = t0 + lane * step;
       Sight sight = Sight::none;
       if (mine < tiles) {
-        const ScoreTile tile = wide_tile(round, mine);
+        const ScoreTile tile = score_tile(round, mine);
         sight = sight_of(round, args.mask, tile.q, tile.k_block);
       }
       const unsigned all = __ballot_sync(0xffffffffU, sight == Sight::all);
       for (unsigned left = __ballot_sync(0xffffffffU, sight != Sight::none); left != 0; left &= left - 1) {
         const int bit = __ffs(static_cast<int>(left)) - 1, t = t0 + bit * step;
-        const ScoreTile tile = wide_tile(round, t);
+        const ScoreTile tile = score_tile(round, t);
         const int head = first_head + tile.head, kv_head = head / args.group;
         const int row = (round.q_begin + tile.q) * backward_block, key = tile.k_block * backward_block;
         for (int slab = 0; slab < 2 * slabs; ++slab) {
           barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);
           if (lane == 0) {
             uint64_t* full = &ring.full[turn.stage];
-            const uint32_t to = stages + turn.stage * wide_stage_bytes;
+            const uint32_t to = stages + turn.stage * score_stage_bytes;
             const CUtensorMap* a = slab < slabs ? &maps.q : &maps.do_;
             const CUtensorMap* b = slab < slabs ? &maps.k : &maps.v;
             const int col = (slab < slabs ? slab : slab - slabs) * 64;
             ring.info[turn.stage] = 2 * t + static_cast<int>((all >> bit) & 1);
-            barrier_expect_bytes(full, wide_stage_bytes);
+            barrier_expect_bytes(full, score_stage_bytes);
             tma_load_slab(to, a, full, col, head, row);
             tma_load_slab(to + slab_bytes, a, full, col, head, row + 64);
             tma_load_slab(to + 2 * slab_bytes, b, full, col, kv_head, key);
             tma_load_slab(to + 3 * slab_bytes, b, full, col, kv_head, key + 64);
           }
-          turn.next<wide_stages>();
+          turn.next<score_stages>();
         }
       }
     }
@@ -185,188 +110,89 @@ __global__ void __launch_bounds__(threads, 1)
   }
 
   registers_alloc<232>();
-  const int half = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  const int half = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   while (true) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
     if (info < 0) break;
-    const ScoreTile tile = wide_tile(round, info / 2);
-    const int64_t at = static_cast<int64_t>(first_head + tile.head) * args.padded +
-                       (round.q_begin + tile.q) * backward_block + half * 64 + warp * 16 + lane / 4;
+    const ScoreTile tile = score_tile(round, info / 2);
+    const bool masked = info % 2 == 0;
+    const int row = (round.q_begin + tile.q) * backward_block + half * 64 + warp * 16 + lane / 4,
+              key = tile.k_block * backward_block;
+    const int64_t at = static_cast<int64_t>(first_head + tile.head) * args.padded + row;
     const float lse2[2] = {__ldg(args.lse2 + at), __ldg(args.lse2 + at + 8)},
                 delta[2] = {__ldg(args.delta + at), __ldg(args.delta + at + 8)};
 
     float s[64], dp[64];
     int held = -1;
-    const auto multiply = [&](float(&d)[64]) {
-#pragma unroll 1
-      for (int slab = 0; slab < slabs; ++slab) {
-        barrier_wait(&ring.full[turn.stage], turn.parity);
-        const uint32_t stage = stages + turn.stage * wide_stage_bytes;
-        multiply_slab(d, stage + half * slab_bytes, stage + 2 * slab_bytes, slab, ring, turn, held);
-      }
-    };
-    multiply(s);
-    multiply(dp);
+    multiply_slabs<score_stages>(s, slabs, ring, turn, held, stages, half);
+    multiply_slabs<score_stages>(dp, slabs, ring, turn, held, stages, half);
     wgmma_wait<0>();
     wgmma_fence_registers(s);
     wgmma_fence_registers(dp);
     if (lane == 0) barrier_arrive(&ring.empty[held]);
-    const uint32_t mine = staging + half * 2 * slab_bytes;
-    if (args.softcap > 0) store_tile<true>(args, round, tile, info % 2 == 0, s, dp, lse2, delta, mine, half);
-    else store_tile<false>(args, round, tile, info % 2 == 0, s, dp, lse2, delta, mine, half);
-  }
-  if (threadIdx.x % 128 == 0) bulk_store_done();
-#endif
-}
+    if (thread == 0) tma_store_wait<0>();  // of the tile before
+    named_barrier_sync(1 + half, 128);
 
-// Head dimensions up to 256: Q and dO of 128 queries stay in shared memory while their tiles follow one another, which halves what is read
-// from L2. A CTA takes a run of tiles, query block by query block.
-constexpr int rows_slabs = 4, rows_stages = 4;
-constexpr int rows_stage_bytes = 2 * slab_bytes;  // 128 keys, 64 of the head dimension
-constexpr int rows_tile = rows_slabs * 2 * slab_bytes;
-constexpr int rows_shared_bytes = 1024 + 2 * rows_tile + rows_stages * rows_stage_bytes + tile_bytes;
-
-__device__ inline ScoreTile rows_tile_of(const BackwardRound& round, int t) {
-  const int slot = t % round.slots, rest = t / round.slots, q = rest % round.q_count;
-  return {rest / round.q_count, q, round.base[q] + slot};
-}
-
-__global__ void __launch_bounds__(threads, 1)
-    rows_scores(const __grid_constant__ BackwardArgs args, const __grid_constant__ BackwardRound round,
-                const __grid_constant__ Maps maps) {
-#ifdef SLUICE_SM90A
-  struct Rows {
-    uint64_t full, empty;
-  };
-  __shared__ Ring<rows_stages> ring;
-  __shared__ Rows q_rows, do_rows;
-  const uint32_t q_tile = shared_begin(), do_tile = q_tile + rows_tile, stages = do_tile + rows_tile,
-                 staging = stages + rows_stages * rows_stage_bytes;
-  const int slabs = args.head_dim / 64, first_head = round.kv_begin * args.group;
-  if (threadIdx.x == 0) {
-    barrier_init(&q_rows.full, 1), barrier_init(&q_rows.empty, 8);
-    barrier_init(&do_rows.full, 1), barrier_init(&do_rows.empty, 8);
-  }
-  init_ring(ring);
-  Turn turn;
-  uint32_t rows_parity = 0;
-
-  if (threadIdx.x < 128) {
-    registers_dealloc<40>();
-    if (threadIdx.x >= 32) return;
-    const int lane = threadIdx.x;
-    const int64_t tiles = static_cast<int64_t>(round.kv_count) * args.group * round.q_count * round.slots;
-    const int end = static_cast<int>(tiles * (blockIdx.x + 1) / gridDim.x);
-    for (int t = static_cast<int>(tiles * blockIdx.x / gridDim.x); t < end;) {  // a query block each
-      const int row_end = min(end, (t / round.slots + 1) * round.slots);
-      const auto sight = [&](int u) {
-        if (u >= row_end) return Sight::none;
-        const ScoreTile tile = rows_tile_of(round, u);
-        return sight_of(round, args.mask, tile.q, tile.k_block);
-      };
-      int last = -1;
-      for (int first = t; first < row_end; first += 32) {
-        const unsigned seen = __ballot_sync(0xffffffffU, sight(first + lane) != Sight::none);
-        if (seen != 0) last = first + 31 - __clz(static_cast<int>(seen));
-      }
-      bool fresh = true;
-      for (int first = t; first <= last; first += 32) {
-        const Sight mine = sight(first + lane);
-        const unsigned all = __ballot_sync(0xffffffffU, mine == Sight::all);
-        for (unsigned left = __ballot_sync(0xffffffffU, mine != Sight::none); left != 0; left &= left - 1) {
-          const int bit = __ffs(static_cast<int>(left)) - 1, u = first + bit;
-          const ScoreTile tile = rows_tile_of(round, u);
-          const int head = first_head + tile.head, kv_head = head / args.group;
-          const int row = (round.q_begin + tile.q) * backward_block, key = tile.k_block * backward_block;
-          const auto load_rows = [&](const CUtensorMap* map, Rows& rows, uint32_t to) {
-            barrier_wait(&rows.empty, rows_parity ^ 1);
-            if (lane == 0) {
-              barrier_expect_bytes(&rows.full, slabs * 2 * slab_bytes);
-              for (int slab = 0; slab < slabs; ++slab) {
-                tma_load_slab(to + slab * 2 * slab_bytes, map, &rows.full, 64 * slab, head, row);
-                tma_load_slab(to + slab * 2 * slab_bytes + slab_bytes, map, &rows.full, 64 * slab, head, row + 64);
-              }
-            }
-          };
-          const auto load_slabs = [&](const CUtensorMap* map) {
-            for (int slab = 0; slab < slabs; ++slab) {
-              barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);
-              if (lane == 0) {
-                uint64_t* full = &ring.full[turn.stage];
-                const uint32_t to = stages + turn.stage * rows_stage_bytes;
-                ring.info[turn.stage] = 4 * u + (u == last ? 2 : 0) + static_cast<int>((all >> bit) & 1);
-                barrier_expect_bytes(full, rows_stage_bytes);
-                tma_load_slab(to, map, full, 64 * slab, kv_head, key);
-                tma_load_slab(to + slab_bytes, map, full, 64 * slab, kv_head, key + 64);
-              }
-              turn.next<rows_stages>();
-            }
-          };
-          if (fresh) load_rows(&maps.q, q_rows, q_tile);
-          load_slabs(&maps.k);
-          if (fresh) load_rows(&maps.do_, do_rows, do_tile);
-          load_slabs(&maps.v);
-          if (fresh) rows_parity ^= 1;
-          fresh = false;
-        }
-      }
-      t = row_end;
-    }
-    barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);
-    if (lane == 0) {
-      ring.info[turn.stage] = -1;
-      barrier_arrive(&ring.full[turn.stage]);
-    }
-    return;
-  }
-
-  registers_alloc<232>();
-  const int half = threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-  bool fresh = true;  // the next tile is the first of its query block here
-  float lse2[2], delta[2];
-  while (true) {
-    barrier_wait(&ring.full[turn.stage], turn.parity);
-    const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
-    if (info < 0) break;
-    const ScoreTile tile = rows_tile_of(round, info / 4);
-    const bool last = (info & 2) != 0;
-    if (fresh) {
-      const int64_t at = static_cast<int64_t>(first_head + tile.head) * args.padded +
-                         (round.q_begin + tile.q) * backward_block + half * 64 + warp * 16 + lane / 4;
+    TokenMask query[2];
+    if (masked) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) lse2[r] = __ldg(args.lse2 + at + 8 * r), delta[r] = __ldg(args.delta + at + 8 * r);
-      barrier_wait(&q_rows.full, rows_parity);
+      for (int r = 0; r < 2; ++r) {
+        query[r] = args.mask.token(row + 8 * r);
+        if (row + 8 * r >= args.num_tokens) query[r].enter = -1;  // sees nothing
+      }
     }
-
-    float s[64], dp[64];
-    int held = -1;
-    const auto multiply = [&](float(&d)[64], uint32_t rows) {
-#pragma unroll 1
-      for (int slab = 0; slab < slabs; ++slab) {
-        barrier_wait(&ring.full[turn.stage], turn.parity);
-        multiply_slab(d, rows + slab * 2 * slab_bytes + half * slab_bytes, stages + turn.stage * rows_stage_bytes, slab,
-                      ring, turn, held);
+    const int write_row = half * 64 + warp * 16 + lane % 16;
+    const uint32_t write = staging + write_row * 128;
+    const auto finish = [&]<bool capped> {
+#pragma unroll
+      for (int pair = 0; pair < 8; ++pair) {  // 16 keys: two 8 x 8 matrices a row half
+        uint32_t seen = 0xff;
+        if (masked) {
+          seen = 0;
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const TokenMask token = args.mask.token(key + pair * 16 + (c / 2) * 8 + (lane % 4) * 2 + c % 2);
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+              seen |= static_cast<uint32_t>(args.mask.sees(query[r], token)) << ((c / 2) * 4 + r * 2 + c % 2);
+          }
+        }
+        float p[8], ds[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int r = (i / 2) % 2;
+          float slope;
+          const float weight = weigh<capped>(args, s[pair * 8 + i], lse2[r], slope),
+                      gradient = weight * slope * (dp[pair * 8 + i] - delta[r]);
+          const bool visible = (seen >> i) & 1;
+          p[i] = visible ? weight : 0;
+          ds[i] = visible ? gradient : 0;
+        }
+        // Columns pair * 16 + 8 * (lane / 16) …: chunk of 16 bytes in its slab.
+        const int chunk = (pair * 2 + lane / 16) % 8;
+        const uint32_t to = write + (pair / 4) * 2 * slab_bytes + ((chunk ^ (write_row & 7)) << 4);
+        stmatrix_x4(to, pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
+        stmatrix_x4(to + tile_bytes, pack_bf16(ds[0], ds[1]), pack_bf16(ds[2], ds[3]), pack_bf16(ds[4], ds[5]),
+                    pack_bf16(ds[6], ds[7]));
       }
     };
-    multiply(s, q_tile);
-    if (fresh) barrier_wait(&do_rows.full, rows_parity);
-    multiply(dp, do_tile);
-    if (last && lane == 0) barrier_arrive(&q_rows.empty);
-    wgmma_wait<0>();
-    wgmma_fence_registers(s);
-    wgmma_fence_registers(dp);
-    if (lane == 0) {
-      barrier_arrive(&ring.empty[held]);
-      if (last) barrier_arrive(&do_rows.empty);
+    if (args.softcap > 0) finish.template operator()<true>();
+    else finish.template operator()<false>();
+    fence_async_shared();
+    named_barrier_sync(1 + half, 128);
+    if (thread == 0) {
+      const int64_t tile_at = static_cast<int64_t>(round.tile(tile.head, tile.q, tile.k_block)) * tile_bytes;
+#pragma unroll
+      for (int slab = 0; slab < 2; ++slab) {
+        const int offset = (2 * slab + half) * slab_bytes;
+        bulk_store(static_cast<unsigned char*>(args.p) + tile_at + offset, staging + offset, slab_bytes);
+        bulk_store(static_cast<unsigned char*>(args.ds) + tile_at + offset, staging + tile_bytes + offset, slab_bytes);
+      }
+      tma_store_commit();
     }
-    fresh = last;
-    if (last) rows_parity ^= 1;
-    const uint32_t mine = staging + half * 2 * slab_bytes;
-    if (args.softcap > 0) store_tile<true>(args, round, tile, info % 2 == 0, s, dp, lse2, delta, mine, half);
-    else store_tile<false>(args, round, tile, info % 2 == 0, s, dp, lse2, delta, mine, half);
   }
-  if (threadIdx.x % 128 == 0) bulk_store_done();
+  if (thread == 0) bulk_store_done();
 #endif
 }
 
@@ -617,10 +443,8 @@ void BackwardSm90::run(const BackwardRound& round) const {
   std::memcpy(&maps.v, &v_, sizeof(v_)), std::memcpy(&maps.do_, &do_, sizeof(do_));
   const int tiles = round.kv_count * args_.group * round.q_count * round.slots;
   const int ctas = std::min(tiles, facts_of(ctx_).num_multiprocessors);
-  const auto kernel = args_.head_dim <= 64 * rows_slabs ? rows_scores : wide_scores;
-  const int shared_bytes = args_.head_dim <= 64 * rows_slabs ? rows_shared_bytes : wide_shared_bytes;
-  allow_shared(kernel, shared_bytes);
-  kernel<<<static_cast<unsigned>(ctas), threads, shared_bytes, stream_of(ctx_)>>>(args_, round, maps);
+  allow_shared(score_kernel, score_shared_bytes);
+  score_kernel<<<static_cast<unsigned>(ctas), threads, score_shared_bytes, stream_of(ctx_)>>>(args_, round, maps);
   check_launch("attention_backward, scores");
   if (args_.head_dim % 256 == 0) {
     launch_products<256>(ctx_, args_, round, maps);

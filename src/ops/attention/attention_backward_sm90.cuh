@@ -78,11 +78,15 @@ struct Turn {
     if (++stage == count) stage = 0, parity ^= 1;
   }
 };
+// Its fence is barrier_init_fence() without waiting for global memory.
 template <int count>
 __device__ void init_ring(Ring<count>& ring) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < count; ++i) barrier_init(&ring.full[i], 1), barrier_init(&ring.empty[i], 8);
-    barrier_init_fence();
+#ifdef SLUICE_SM90A
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    fence_async_shared();
   }
   __syncthreads();
 }

@@ -19,12 +19,15 @@ constexpr int most_split_rows = 512;
 constexpr int most_sequences = 64;  // of a launch: their table is a kernel parameter
 constexpr int most_head_dim = 512;
 
-int64_t split_rows_for(int64_t rows) {
-  return std::clamp<int64_t>(round_up(ceil_div(rows, 64), 64), 64, most_split_rows);
+// How many splits a long cache is cut into: for one sequence and eight kv heads, two blocks for each multiprocessor of an H200. More than 64
+// cost more than they gain where there are several sequences.
+int64_t splits_wanted(int64_t num_kv_heads) { return std::clamp<int64_t>(256 / num_kv_heads, 32, 64); }
+int64_t split_rows_for(int64_t rows, int64_t wanted) {
+  return std::clamp<int64_t>(round_up(ceil_div(rows, wanted), 64), 64, most_split_rows);
 }
 // At least the splits of this many rows or fewer, so that a plan for the longest holds for the others.
-int64_t most_splits(int64_t rows) {
-  return std::max(std::min<int64_t>(64, ceil_div(rows, 64)), ceil_div(rows, most_split_rows));
+int64_t most_splits(int64_t rows, int64_t wanted) {
+  return std::max(std::min(wanted, ceil_div(rows, 64)), ceil_div(rows, most_split_rows));
 }
 
 // A sequence as the kernels see it: row r of the visible ones lies at first + r, less `ring` when that is past it.
@@ -48,14 +51,10 @@ struct Shared {
   float scale, softcap;
   const void* q;
   void* o;
-  bool bf16_io;    // q and o
-  bool wide_rows;  // the rows of the caches can be read by 16-byte loads
+  bool bf16_io;            // q and o
+  bool wide_q, wide_rows;  // q and the rows of the caches can be read by 16-byte loads
   Parts parts;
 };
-
-__device__ inline float element(const void* x, int64_t i, bool is_bf16) {
-  return is_bf16 ? to_float(static_cast<const __nv_bfloat16*>(x)[i]) : static_cast<const float*>(x)[i];
-}
 
 // Eight elements of a cache row as they are stored; those past `count` are zeros.
 template <class T>
@@ -119,45 +118,66 @@ struct LaneSums {
 // scores and the sums; `heads` query heads share what is read.
 template <class T, int lanes, int octets, int heads>
 __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_constant__ Table table, const Shared s) {
-  constexpr int groups = threads / lanes;
-  __shared__ float score[most_split_rows * heads];  // [rows, heads]
+  constexpr int groups = threads / lanes, step = groups * rows_at_once;
+  // The next rows are read while these are worked on, where the registers suffice.
+  constexpr bool ahead = sizeof(T) == 2 && octets == 1;
+  __shared__ alignas(16) float score[most_split_rows * heads];  // [rows, heads]
   __shared__ float partial[warps][lanes * octets * 8];
+  __shared__ float tops[warps][heads], sums[warps][heads];
 
   const Entry& e = table.entries[blockIdx.z];
   const int first = static_cast<int>(blockIdx.x) * e.split_rows, rows = min(e.split_rows, e.rows - first);
   if (rows <= 0) return;
   const int kv_head = static_cast<int>(blockIdx.y) / s.head_blocks, group = s.H / s.K;
   const int head_begin = kv_head * group + static_cast<int>(blockIdx.y) % s.head_blocks * heads;
-  const int num_heads = min(heads, (kv_head + 1) * group - head_begin);
+  const int num_heads = min(heads, (kv_head + 1) * group - head_begin);  // what the others hold is not used
   const int tid = static_cast<int>(threadIdx.x), lane = tid % lanes, row_group = tid / lanes;
 
   const int64_t stride = static_cast<int64_t>(s.K) * s.D, column = static_cast<int64_t>(kv_head) * s.D + lane * 8;
-  const auto offset_of = [&](int r) {
-    int64_t row = e.first + first + r;
-    if (e.ring > 0 && row >= e.ring) row -= e.ring;
-    return row * stride + column;
+  using Rows = Octet<T>[rows_at_once][octets];
+  const auto load = [&](const void* cache, int base, Rows& x) {
+#pragma unroll
+    for (int u = 0; u < rows_at_once; ++u) {
+      const int r = base + u * groups + row_group;
+      int64_t row = e.first + first + r;
+      if (e.ring > 0 && row >= e.ring) row -= e.ring;
+      const T* p = static_cast<const T*>(cache) + row * stride + column;
+#pragma unroll
+      for (int c = 0; c < octets; ++c) {
+        if (r < rows) x[u][c].load(p + c * lanes * 8, s.D - (lane + c * lanes) * 8, s.wide_rows);
+        else x[u][c].clear();
+      }
+    }
   };
 
+  Rows x;
+  load(e.k, 0, x);
   {
     float q[heads][octets * 8];
 #pragma unroll
     for (int h = 0; h < heads; ++h) {
+      const int64_t at = (static_cast<int64_t>(e.index) * s.H + head_begin + min(h, num_heads - 1)) * s.D;
 #pragma unroll
-      for (int i = 0; i < octets * 8; ++i) {
-        const int d = (lane + i / 8 * lanes) * 8 + i % 8;
-        q[h][i] = h < num_heads && d < s.D
-                      ? element(s.q, (static_cast<int64_t>(e.index) * s.H + head_begin + h) * s.D + d, s.bf16_io)
-                      : 0.0F;
+      for (int c = 0; c < octets; ++c) {
+        const int d = (lane + c * lanes) * 8;
+        if (s.bf16_io) {
+          Octet<__nv_bfloat16> part;
+          part.load(static_cast<const __nv_bfloat16*>(s.q) + at + d, s.D - d, s.wide_q);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) q[h][c * 8 + i] = part[i];
+        } else {
+          Octet<float> part;
+          part.load(static_cast<const float*>(s.q) + at + d, s.D - d, s.wide_q);
+#pragma unroll
+          for (int i = 0; i < 8; ++i) q[h][c * 8 + i] = part[i];
+        }
       }
     }
-    for (int base = 0; base < rows; base += groups * rows_at_once) {
-      Octet<T> k[rows_at_once][octets];
-#pragma unroll
-      for (int u = 0; u < rows_at_once; ++u) {
-        const int r = base + u * groups + row_group;
-        const T* p = static_cast<const T*>(e.k) + offset_of(min(r, rows - 1));
-#pragma unroll
-        for (int c = 0; c < octets; ++c) k[u][c].load(p + c * lanes * 8, s.D - (lane + c * lanes) * 8, s.wide_rows);
+    for (int base = 0; base < rows; base += step) {
+      Rows next;
+      if constexpr (ahead) {
+        const bool more = base + step < rows;
+        load(more ? e.k : e.v, more ? base + step : 0, next);
       }
       float dot[rows_at_once * heads] = {};
 #pragma unroll
@@ -166,9 +186,9 @@ __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_cons
         for (int c = 0; c < octets; ++c) {
 #pragma unroll
           for (int i = 0; i < 8; ++i) {
-            const float x = k[u][c][i];
+            const float k = x[u][c][i];
 #pragma unroll
-            for (int h = 0; h < heads; ++h) dot[u * heads + h] = fmaf(q[h][c * 8 + i], x, dot[u * heads + h]);
+            for (int h = 0; h < heads; ++h) dot[u * heads + h] = fmaf(q[h][c * 8 + i], k, dot[u * heads + h]);
           }
         }
       }
@@ -177,61 +197,100 @@ __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_cons
 #pragma unroll
       for (int i = 0; i < Sums::left; ++i) {  // lanes that hold the same sum write the same
         const int u = (number + i) / heads, h = (number + i) % heads, r = base + u * groups + row_group;
-        float x = dot[i] * s.scale;
-        if (s.softcap > 0) x = s.softcap * tanhf(x / s.softcap);
-        if (r < rows) score[r * heads + h] = x;
+        float value = dot[i] * s.scale;
+        if (s.softcap > 0) value = s.softcap * tanhf(value / s.softcap);
+        if (r < rows) score[r * heads + h] = value;
+      }
+      if constexpr (ahead) {
+#pragma unroll
+        for (int u = 0; u < rows_at_once; ++u) x[u][0] = next[u][0];
+      } else if (base + step < rows) {
+        load(e.k, base + step, x);
       }
     }
   }
+  if constexpr (!ahead) load(e.v, 0, x);
   __syncthreads();
 
-  // The scores of a head become exp(S - top), by one warp.
+  // The scores of a head become exp(S - top): a thread holds every 256th of [rows, heads], so one head's.
   const int64_t part = e.part + blockIdx.x;
-  if (const int h = tid / 32; h < num_heads) {
-    float top = -INFINITY, sum = 0;
-    for (int r = tid % 32; r < rows; r += 32) top = fmaxf(top, score[r * heads + h]);
-    top = warp_max(top);
-    for (int r = tid % 32; r < rows; r += 32) {
-      const float x = expf(score[r * heads + h] - top);
-      score[r * heads + h] = x;
-      sum += x;
+  {
+    constexpr int held = most_split_rows * heads / threads;
+    const int h = tid % heads, warp = tid / 32;
+    const auto across_lanes = [](float value, auto combine) {
+#pragma unroll
+      for (int offset = 16; offset >= heads; offset /= 2)
+        value = combine(value, __shfl_xor_sync(0xffffffffU, value, offset));
+      return value;
+    };
+    float value[held], top = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < held; ++i) {
+      const int at = tid + i * threads;
+      value[i] = at < rows * heads ? score[at] : -INFINITY;
+      top = fmaxf(top, value[i]);
     }
-    sum = warp_sum(sum);
-    if (tid % 32 == 0) {
-      s.parts.top[part * s.H + head_begin + h] = top;
-      s.parts.sum[part * s.H + head_begin + h] = sum;
+    top = across_lanes(top, [](float a, float b) { return fmaxf(a, b); });
+    if (tid % 32 < heads) tops[warp][h] = top;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < warps; ++w) top = fmaxf(top, tops[w][h]);
+#pragma unroll
+    for (int i = 0; i < held; ++i) {
+      const int at = tid + i * threads;
+      if (at < rows * heads) {
+        const float p = expf(value[i] - top);
+        score[at] = p;
+        sum += p;
+      }
+    }
+    sum = across_lanes(sum, [](float a, float b) { return a + b; });
+    if (tid % 32 < heads) sums[warp][h] = sum;
+    __syncthreads();
+    if (tid < num_heads) {
+      float total = 0;
+#pragma unroll
+      for (int w = 0; w < warps; ++w) total += sums[w][tid];
+      s.parts.top[part * s.H + head_begin + tid] = top;
+      s.parts.sum[part * s.H + head_begin + tid] = total;
     }
   }
-  __syncthreads();
 
   float acc[heads][octets * 8] = {};
-  for (int base = 0; base < rows; base += groups * rows_at_once) {
-    Octet<T> v[rows_at_once][octets];
-#pragma unroll
-    for (int u = 0; u < rows_at_once; ++u) {
-      const int r = base + u * groups + row_group;
-      const T* p = static_cast<const T*>(e.v) + offset_of(min(r, rows - 1));
-#pragma unroll
-      for (int c = 0; c < octets; ++c) {
-        if (r < rows) v[u][c].load(p + c * lanes * 8, s.D - (lane + c * lanes) * 8, s.wide_rows);
-        else v[u][c].clear();
-      }
+  for (int base = 0; base < rows; base += step) {
+    Rows next;
+    if constexpr (ahead) {
+      if (base + step < rows) load(e.v, base + step, next);
     }
 #pragma unroll
     for (int u = 0; u < rows_at_once; ++u) {
-      const int r = min(base + u * groups + row_group, rows - 1);
+      const int r = min(base + u * groups + row_group, rows - 1);  // rows past the last are zeros
       float p[heads];
+      if constexpr (heads % 4 == 0) {
 #pragma unroll
-      for (int h = 0; h < heads; ++h) p[h] = h < num_heads ? score[r * heads + h] : 0.0F;
+        for (int h = 0; h < heads; h += 4) {
+          const float4 four = *reinterpret_cast<const float4*>(score + r * heads + h);
+          p[h] = four.x, p[h + 1] = four.y, p[h + 2] = four.z, p[h + 3] = four.w;
+        }
+      } else {
+#pragma unroll
+        for (int h = 0; h < heads; ++h) p[h] = score[r * heads + h];
+      }
 #pragma unroll
       for (int c = 0; c < octets; ++c) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const float x = v[u][c][i];
+          const float v = x[u][c][i];
 #pragma unroll
-          for (int h = 0; h < heads; ++h) acc[h][c * 8 + i] = fmaf(p[h], x, acc[h][c * 8 + i]);
+          for (int h = 0; h < heads; ++h) acc[h][c * 8 + i] = fmaf(p[h], v, acc[h][c * 8 + i]);
         }
       }
+    }
+    if constexpr (ahead) {
+#pragma unroll
+      for (int u = 0; u < rows_at_once; ++u) x[u][0] = next[u][0];
+    } else if (base + step < rows) {
+      load(e.v, base + step, x);
     }
   }
 
@@ -343,8 +402,9 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
   const int64_t H = shape.num_heads, D = shape.head_dim, depth = round_up(D, 8);
   const auto B = static_cast<int64_t>(args.sequences.size());
   ArenaScope scope(ctx.arena);
+  const int64_t wanted = splits_wanted(shape.num_kv_heads);
   int64_t num_parts = 0;
-  for (const auto& s : args.sequences) num_parts += most_splits(s.end - s.begin);
+  for (const auto& s : args.sequences) num_parts += most_splits(s.end - s.begin, wanted);
   const Parts parts{scope.array<float>(num_parts * H), scope.array<float>(num_parts * H),
                     scope.array<float>(num_parts * H * depth)};
   if (ctx.counting()) return;
@@ -352,18 +412,20 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
   const cudaStream_t stream = stream_of(ctx);
   const auto run = [&](auto element, DType dtype) {
     constexpr int64_t value_bytes = sizeof(element);
-    Shared shared = {.H = static_cast<int>(H),
-                     .K = static_cast<int>(shape.num_kv_heads),
-                     .D = static_cast<int>(D),
-                     .depth = static_cast<int>(depth),
-                     .head_blocks = 1,
-                     .scale = shape.scale,
-                     .softcap = shape.softcap,
-                     .q = args.q.data,
-                     .o = args.o.data,
-                     .bf16_io = args.q.dtype == DType::bf16,
-                     .wide_rows = true,
-                     .parts = parts};
+    Shared shared = {
+        .H = static_cast<int>(H),
+        .K = static_cast<int>(shape.num_kv_heads),
+        .D = static_cast<int>(D),
+        .depth = static_cast<int>(depth),
+        .head_blocks = 1,
+        .scale = shape.scale,
+        .softcap = shape.softcap,
+        .q = args.q.data,
+        .o = args.o.data,
+        .bf16_io = args.q.dtype == DType::bf16,
+        .wide_q = D * size_of(args.q.dtype) % 16 == 0 && reinterpret_cast<uintptr_t>(args.q.data) % 16 == 0,
+        .wide_rows = true,
+        .parts = parts};
     Table table;
     int64_t count = 0, most = 0, part = 0;
     const auto flush = [&] {
@@ -375,10 +437,10 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
     for (int64_t b = 0; b < B; ++b) {
       const auto& s = args.sequences[static_cast<size_t>(b)];
       const int64_t rows = s.end - s.begin, first_part = part;
-      part += most_splits(rows);
+      part += most_splits(rows, wanted);
       if (s.k.dtype != dtype) continue;
       SLUICE_ASSERT(rows <= INT32_MAX - most_split_rows);
-      const int64_t split_rows = split_rows_for(rows);
+      const int64_t split_rows = split_rows_for(rows, wanted);
       table.entries[count++] = {s.k.data,
                                 s.v.data,
                                 s.ring > 0 ? s.begin % s.ring : s.begin,

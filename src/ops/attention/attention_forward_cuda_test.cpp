@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <string>
 
 #include "support/attention_problem.h"
 
@@ -25,7 +26,7 @@ const Pieces answers = {{-1, 200}, {0, 70}, {0, 130}, {0, 3}};
 const Pieces tree = {{-1, 50}, {0, 60}, {0, 5}, {1, 70}, {3, 1}, {2, 90}, {4, 220}, {-1, 33}, {7, 64}};
 
 struct Case {
-  const char* what;
+  std::string what;
   AttentionShape shape;
   Pieces spans;
 };

@@ -49,7 +49,7 @@ template <int head_dim>
 struct Narrow {
   static constexpr int rows = 128;
   static constexpr int keys = head_dim == 256 ? 80 : 128;  // of a block
-  static constexpr int stages = head_dim == 64 ? 3 : 2;    // blocks of keys, and as many of values, in shared memory
+  static constexpr int stages = head_dim == 256 ? 2 : 3;   // blocks of keys, and as many of values, in shared memory
   static constexpr bool turns = head_dim <= 128;
   static constexpr int slabs = head_dim / 64;
   static constexpr int q_bytes = rows * head_dim * 2, kv_bytes = keys * head_dim * 2;

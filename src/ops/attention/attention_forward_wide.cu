@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
     };
 
     float o[128];
-    float s[32];
+    float s[32], upper[32];             // scores over the lower and the upper half of the columns
     uint32_t parity = 0, q_parity = 0;  // of what is awaited to be full
     int turn = 0;                       // of the weights
     for (int32_t round = 0; round * clusters < p.tiles.num_tiles; ++round) {
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(wide_threads, 1)
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          wgmma_ss<64, Major::k, Major::k>(s, q_operand + (i * (q_slab >> 4) + k * 2),
-                                           k_operand + (i * (chunk_bytes >> 4) + k * 2), i + k > 0 ? 1 : 0);
+          wgmma_ss<64, Major::k, Major::k>(i < chunks / 2 ? s : upper, q_operand + (i * (q_slab >> 4) + k * 2),
+                                           k_operand + (i * (chunk_bytes >> 4) + k * 2), i % 4 + k > 0 ? 1 : 0);
         wgmma_commit();
         wgmma_wait<1>();
         if (i > 0) release(i - 1);
@@ -233,8 +233,11 @@ __global__ void __launch_bounds__(wide_threads, 1)
           release(i - 1);
         }
       };
-      // The maxima over the block, of both warpgroups' scores.
+      // The tensor cores cut the sum off, towards zero, after every step: two shorter sums, added with rounding, err half as much.
+      // Then the maxima over the block, of both warpgroups' scores.
       const auto raise_maxima = [&] {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) s[i] = __fadd_rn(s[i], upper[i]);
         if (capped) cap_scores(s, p.scale, p.softcap);
         if (block.masked()) hide_scores<plain>(s, p.mask, query, block.index() * wide_keys + group * 64);
         float most[2];
@@ -264,11 +267,13 @@ __global__ void __launch_bounds__(wide_threads, 1)
       barrier_wait(&signals.q_full, q_parity);
       q_parity ^= 1;
       wgmma_fence_registers(s);
+      wgmma_fence_registers(upper);
 #pragma unroll
       for (int i = 0; i < chunks; ++i) multiply_keys(i);
       parity ^= 1;
       wgmma_wait<0>();
       wgmma_fence_registers(s);
+      wgmma_fence_registers(upper);
       release(7);
       raise_maxima();
       rows.exponentials<0, 4>(s, c);
@@ -277,6 +282,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
 
       while (!block.last()) {
         wgmma_fence_registers(s);
+        wgmma_fence_registers(upper);
 #pragma unroll
         for (int i = 0; i < chunks; ++i) multiply_keys(i);
         parity ^= 1;
@@ -284,6 +290,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
         wgmma_fence_registers(o);
         multiply_values(0);
         wgmma_fence_registers(s);
+        wgmma_fence_registers(upper);
         release(7);
         raise_maxima();
         multiply_values(2);

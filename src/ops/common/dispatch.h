@@ -28,8 +28,9 @@
   do {                                                                               \
     if ((ctx).device.type == DeviceType::cuda) {                                     \
       static const auto entry = cuda_entry<std::decay_t<decltype(args)>>(#function); \
+      CudaOp op((ctx), #function);                                                   \
       entry((ctx), (args));                                                          \
-      after_cuda_op((ctx), #function);                                               \
+      op.done();                                                                     \
     } else if ((ctx).isa == Isa::avx512) {                                           \
       cpu_avx512::function((ctx), (args));                                           \
     } else {                                                                         \

@@ -93,20 +93,18 @@ AdapterOperands operands_of(Context& ctx, const Args& args, DType dtype, bool ba
 
 // x of some rows with dropout applied, in scratch; x itself without.
 struct Dropped {
-  uint32_t* keep = nullptr;  // [rows, words], of the group
   void* xd = nullptr;
 
   Dropped(Context& ctx, const Dropout& d, DType dtype, int64_t rows, int64_t cols) {
-    if (d.p <= 0) return;
-    keep = ctx.arena.array<uint32_t>(rows * keep_words(cols));
-    xd = ctx.arena.bytes(rows * cols * size_of(dtype));
+    if (d.p > 0) xd = ctx.arena.bytes(rows * cols * size_of(dtype));
   }
+  // `keep` may be null.
   const void* rows(const Context& ctx, Dropout d, DType dtype, const void* x, int64_t first, int64_t count,
-                   int64_t cols) const {
+                   int64_t cols, uint32_t* keep) const {
     if (xd == nullptr) return at(x, first * cols, dtype);
     d.row_begin += first;
-    draw_keep(ctx, d, count, cols, keep);
-    select_kept(ctx, dtype, at(x, first * cols, dtype), count, cols, keep, xd);
+    drop(ctx, d, dtype, at(x, first * cols, dtype), count, cols,
+         keep != nullptr ? keep + first * keep_words(cols) : nullptr, xd);
     return xd;
   }
 };
@@ -121,7 +119,7 @@ void low_of_x(Context& ctx, const LinearForward& args, const AdapterOperands& ad
   ArenaScope scope(ctx.arena);
   const bool masked = args.dropout.p > 0;
   const int64_t each = std::max(adapter_pass_sums(hopper, 1, in, ad.padded) * 4, masked ? in * size_of(ad.dtype) : 0);
-  const Pieces groups = pieces_of(N, std::min(group_bytes, each * max_group_rows), each, row_chunk);
+  const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, in, ad.padded));
   const Dropped dropped(ctx, args.dropout, ad.dtype, groups.width, in);
   if (ctx.counting()) return;
@@ -129,7 +127,7 @@ void low_of_x(Context& ctx, const LinearForward& args, const AdapterOperands& ad
     const int64_t first = groups.begin(g), count = groups.size(g);
     adapter_pass(ctx, hopper,
                  {.dtype = ad.dtype,
-                  .x = dropped.rows(ctx, args.dropout, ad.dtype, args.x.data, first, count, in),
+                  .x = dropped.rows(ctx, args.dropout, ad.dtype, args.x.data, first, count, in, nullptr),
                   .rows = count,
                   .cols = in,
                   .R = ad.R,
@@ -137,8 +135,7 @@ void low_of_x(Context& ctx, const LinearForward& args, const AdapterOperands& ad
                   .w = ad.a,
                   .factor = ad.factor,
                   .low = at(xa, first * ad.padded, ad.dtype),
-                  .sums = sums,
-                  .counters = ad.counters});
+                  .sums = sums});
   }
 }
 
@@ -240,8 +237,9 @@ bool backward_on_hopper(const Context& ctx, const LinearBackward& args) {
          args.weight.rows % 8 == 0 && is_aligned(args.dy.data) && (args.x.empty() || is_aligned(args.x.data));
 }
 
-// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] for dx. The wider of x and dy is read once, the other twice.
-void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb) {
+// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. The wider of x and dy is read once, the other twice.
+void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
+                      uint32_t* keep) {
   const DType dtype = ad.dtype;
   const int64_t N = args.dy.shape[0], in = ad.in, out = ad.out, size = size_of(dtype);
   ArenaScope scope(ctx.arena);
@@ -249,7 +247,7 @@ void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOpe
   const int64_t sums_each = adapter_pass_sums(hopper, 1, std::max(in, out), ad.padded) * 4;
   const int64_t partials_each = ceil_div(ad.R * (in + out) * 4, row_chunk);
   const int64_t each = std::max({sums_each, partials_each, masked ? in * size : 0});
-  const Pieces groups = pieces_of(N, std::min(group_bytes, each * max_group_rows), each, row_chunk);
+  const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
   auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
   auto* const partials_a = scope.array<float>(chunks * ad.R * in);
@@ -260,15 +258,10 @@ void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOpe
   for (int64_t g = 0; g < groups.count(); ++g) {
     const int64_t first = groups.begin(g), count = groups.size(g);
     void* const low_dy = at(dyb, first * ad.padded, dtype);
-    const AdapterPass common{.dtype = dtype,
-                             .rows = count,
-                             .R = ad.R,
-                             .padded = ad.padded,
-                             .factor = ad.factor,
-                             .sums = sums,
-                             .counters = ad.counters};
+    const AdapterPass common{
+        .dtype = dtype, .rows = count, .R = ad.R, .padded = ad.padded, .factor = ad.factor, .sums = sums};
     AdapterPass of_x = common, of_dy = common;
-    of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in);
+    of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in, keep);
     of_x.cols = in;
     of_dy.x = at(args.dy.data, first * out, dtype);
     of_dy.cols = out;
@@ -305,20 +298,19 @@ void finish_backward(const Context& ctx, const LinearBackward& args, int64_t fir
 }
 
 // dx = dy W + mask(dyb A), by panels of input columns, so that no sum is split.
-void input_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, const void* dyb) {
+void input_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, const void* dyb,
+                    const uint32_t* keep) {
   const Weight& w = args.weight;
   const DType dtype = args.dy.dtype;
   const int64_t N = args.dy.shape[0], in = w.cols, out = w.rows, words = keep_words(in);
   ArenaScope scope(ctx.arena);
-  const bool masked = ad.R > 0 && args.dropout.p > 0;
+  const bool masked = keep != nullptr;
   const bool direct = used_directly(w, dtype, hopper);
   const Pieces panels = direct ? Pieces{in, in} : pieces_of(in, panel_bytes, out * size_of(dtype), 256);
   const Pieces rows = pieces_of(N, panel_bytes, panels.width * 4, row_chunk);
   void* const panel = ctx.arena.bytes(direct ? 0 : out * panels.width * size_of(dtype));
   auto* const c = scope.array<float>(hopper ? 0 : rows.width * panels.width);
   auto* const low = scope.array<float>(hopper || !masked ? 0 : rows.width * panels.width);
-  auto* const keep = masked ? scope.array<uint32_t>(N * words) : nullptr;
-  if (masked && !ctx.counting()) draw_keep(ctx, args.dropout, N, in, keep);
   for (int64_t p = 0; p < panels.count(); ++p) {
     const int64_t col = panels.begin(p), n = panels.size(p);
     if (!direct) cuda::dequantize(ctx, {.weight = w, .col_begin = col, .out = {panel, dtype, {out, n}}});
@@ -387,8 +379,10 @@ void plain_backward(Context& ctx, const LinearBackward& args) {
   ArenaScope scope(ctx.arena);
   const AdapterOperands ad = operands_of(ctx, args, args.dy.dtype, true);
   void* const dyb = ctx.arena.bytes(args.dy.shape[0] * ad.padded * size_of(args.dy.dtype));
-  if (ad.R > 0) adapter_gradient(ctx, args, ad, hopper, dyb);
-  if (!args.dx.empty()) input_gradient(ctx, args, ad, hopper, dyb);
+  uint32_t* keep = nullptr;
+  if (ad.R > 0 && args.dropout.p > 0) keep = ctx.arena.array<uint32_t>(args.dy.shape[0] * keep_words(ad.in));
+  if (ad.R > 0) adapter_gradient(ctx, args, ad, hopper, dyb, keep);
+  if (!args.dx.empty()) input_gradient(ctx, args, ad, hopper, dyb, keep);
 }
 
 // What a magnitude adds: dots [chunks, out] = sum over the chunk's rows of dy z, and dy' = (magnitude / norm) dy in z's

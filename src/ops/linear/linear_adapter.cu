@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <type_traits>
 
 #include "ops/common/sm90.cuh"
 #include "ops/common/write.h"
@@ -25,14 +26,12 @@ struct Prepare {
   const float *lora_a, *lora_b, *magnitude, *norm;
   void *a, *b, *b_t;
   float* ratio;
-  int* counters;
-  int64_t num_counters;
 };
 
 template <class T>
 __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Prepare p) {
   const int64_t count_a = p.padded * p.in, count_b = p.padded * p.out, count_ratio = p.ratio != nullptr ? p.out : 0;
-  const int64_t all = count_a + count_b + count_ratio + p.num_counters;
+  const int64_t all = count_a + count_b + count_ratio;
   for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
     int64_t i = item;
     if (i < count_a) {
@@ -51,8 +50,7 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
       continue;
     }
     i -= count_b;
-    if (i < count_ratio) p.ratio[i] = p.norm[i] > 0 ? p.magnitude[i] / p.norm[i] : 0.0F;
-    else p.counters[i - count_ratio] = 0;
+    p.ratio[i] = p.norm[i] > 0 ? p.magnitude[i] / p.norm[i] : 0.0F;
   }
 }
 
@@ -75,35 +73,40 @@ __device__ uint4 philox_words(uint64_t seed, uint64_t stream, uint64_t block) {
   return make_uint4(c0, c1, c2, c3);
 }
 
-__global__ void __launch_bounds__(threads)
-    keep_kernel(const Dropout dropout, int64_t rows, int64_t cols, int64_t words, uint32_t threshold, uint32_t* keep) {
-  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < rows * words; i += int64_t{gridDim.x} * threads) {
-    const int64_t row = i / words, col = (i - row * words) * 32;
-    const int count = static_cast<int>(min(int64_t{32}, cols - col));
-    const uint64_t begin =
-        static_cast<uint64_t>(dropout.row_begin + row) * static_cast<uint64_t>(cols) + static_cast<uint64_t>(col);
-    // The 36 numbers of nine blocks cover any 32; those before `begin` are shifted out.
-    const int skip = static_cast<int>(begin % 4);
-    uint64_t bits = 0;
-    for (int b = 0; b < 9; ++b) {
-      const uint4 words4 = philox_words(dropout.seed, dropout.stream, begin / 4 + static_cast<uint64_t>(b));
-      const uint32_t four = ((words4.x >> 8) >= threshold ? 1U : 0U) | ((words4.y >> 8) >= threshold ? 2U : 0U) |
-                            ((words4.z >> 8) >= threshold ? 4U : 0U) | ((words4.w >> 8) >= threshold ? 8U : 0U);
-      bits |= static_cast<uint64_t>(four) << (4 * b);
-    }
-    const auto word = static_cast<uint32_t>(bits >> skip);
-    keep[i] = count == 32 ? word : word & ((1U << count) - 1);
-  }
-}
-
+// Eight elements a thread: their bits are a byte of keep.
 template <class T>
 __global__ void __launch_bounds__(threads)
-    select_kernel(const T* x, int64_t rows, int64_t cols, int64_t words, const uint32_t* keep, T* xd) {
-  for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
-    for (int64_t col = int64_t{blockIdx.x} * threads + threadIdx.x; col < cols; col += int64_t{gridDim.x} * threads) {
-      const bool kept = (keep[row * words + col / 32] >> (col % 32) & 1U) != 0;
-      xd[row * cols + col] = kept ? x[row * cols + col] : from_float<T>(0.0F);
+    drop_kernel(const __grid_constant__ Dropout dropout, uint32_t threshold, const T* x, int64_t rows, int64_t cols,
+                int64_t words, uint8_t* keep, T* xd, bool wide) {
+  const int64_t octets = ceil_div(cols, 8);
+  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < rows * octets; i += int64_t{gridDim.x} * threads) {
+    const int64_t row = i / octets, octet = i - row * octets, at = row * cols + octet * 8;
+    const uint64_t begin =
+        static_cast<uint64_t>(dropout.row_begin + row) * static_cast<uint64_t>(cols) + static_cast<uint64_t>(octet * 8);
+    const int skip = static_cast<int>(begin % 4);
+    uint32_t bits = 0;
+    for (int b = 0; b < (skip == 0 ? 2 : 3); ++b) {
+      const uint4 four = philox_words(dropout.seed, dropout.stream, begin / 4 + static_cast<uint64_t>(b));
+      bits |= ((four.x >> 8) >= threshold ? 1U : 0U) << (4 * b) | ((four.y >> 8) >= threshold ? 2U : 0U) << (4 * b) |
+              ((four.z >> 8) >= threshold ? 4U : 0U) << (4 * b) | ((four.w >> 8) >= threshold ? 8U : 0U) << (4 * b);
     }
+    bits >>= skip;
+    if (keep != nullptr) keep[row * words * 4 + octet] = static_cast<uint8_t>(bits);
+    if (xd == nullptr) continue;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      if (wide) {
+        uint4 v = *reinterpret_cast<const uint4*>(x + at);
+        const auto mask = [&](int pair) {
+          return ((bits >> (2 * pair) & 1U) != 0 ? 0xFFFFU : 0U) |
+                 ((bits >> (2 * pair + 1) & 1U) != 0 ? 0xFFFF0000U : 0U);
+        };
+        v = make_uint4(v.x & mask(0), v.y & mask(1), v.z & mask(2), v.w & mask(3));
+        *reinterpret_cast<uint4*>(xd + at) = v;
+        continue;
+      }
+    }
+    for (int j = 0; j < 8 && octet * 8 + j < cols; ++j)
+      xd[at + j] = (bits >> j & 1U) != 0 ? x[at + j] : from_float<T>(0.0F);
   }
 }
 
@@ -144,7 +147,6 @@ AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float sc
   ad.a = ctx.arena.bytes(ad.padded * ad.in * size);
   (backward ? ad.b_t : ad.b) = ctx.arena.bytes(ad.padded * ad.out * size);
   if (!w.magnitude.empty()) ad.ratio = ctx.arena.array<float>(ad.out);
-  ad.counters = ctx.arena.array<int>(AdapterOperands::max_counters);
   if (ctx.counting()) return ad;
   const Prepare args{.R = ad.R,
                      .padded = ad.padded,
@@ -157,35 +159,28 @@ AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float sc
                      .a = ad.a,
                      .b = ad.b,
                      .b_t = ad.b_t,
-                     .ratio = ad.ratio,
-                     .counters = ad.counters,
-                     .num_counters = AdapterOperands::max_counters};
-  const int64_t items = ad.padded * (ad.in + ad.out) + ad.out + AdapterOperands::max_counters;
+                     .ratio = ad.ratio};
+  const int64_t items = ad.padded * (ad.in + ad.out) + ad.out;
   with_type(dtype, [&]<class T>() { prepare_kernel<T><<<blocks_for(items), threads, 0, stream_of(ctx)>>>(args); });
   check_launch("preparing an adapter");
   return ad;
 }
 
-void draw_keep(const Context& ctx, const Dropout& dropout, int64_t rows, int64_t cols, uint32_t* keep) {
+void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x, int64_t rows, int64_t cols,
+          uint32_t* keep, void* xd) {
   const auto threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(dropout.p) * 0x1p24));
-  const int64_t words = keep_words(cols);
-  keep_kernel<<<blocks_for(rows * words), threads, 0, stream_of(ctx)>>>(dropout, rows, cols, words, threshold, keep);
-  check_launch("dropout");
-}
-
-void select_kept(const Context& ctx, DType dtype, const void* x, int64_t rows, int64_t cols, const uint32_t* keep,
-                 void* xd) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(cols, threads)),
-                  static_cast<unsigned>(std::min<int64_t>(rows, 65535)));
+  const bool wide =
+      cols % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(xd) % 16 == 0;
   with_type(dtype, [&]<class T>() {
-    select_kernel<T><<<grid, threads, 0, stream_of(ctx)>>>(static_cast<const T*>(x), rows, cols, keep_words(cols), keep,
-                                                           static_cast<T*>(xd));
+    drop_kernel<T><<<blocks_for(rows * ceil_div(cols, 8)), threads, 0, stream_of(ctx)>>>(
+        dropout, threshold, static_cast<const T*>(x), rows, cols, keep_words(cols), reinterpret_cast<uint8_t*>(keep),
+        static_cast<T*>(xd), wide);
   });
   check_launch("dropout");
 }
 
 int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded) {
-  return (hopper ? pass_sm90::num_splits(cols) : 1) * rows * padded;
+  return hopper ? 0 : rows * padded;
 }
 
 void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& p) {

@@ -14,13 +14,10 @@ struct AdapterOperands {
   int64_t R = 0, padded = 0, in = 0, out = 0;
   DType dtype = DType::bf16;
   float factor = 1;
-  void* a = nullptr;        // [padded, in]
-  void* b = nullptr;        // [out, padded] in the forward
-  void* b_t = nullptr;      // [padded, out] in the backward
-  float* ratio = nullptr;   // [out] magnitude / norm, in the forward with DoRA
-  int* counters = nullptr;  // zeros, max_counters of them
-
-  static constexpr int64_t max_counters = 4096;
+  void* a = nullptr;       // [padded, in]
+  void* b = nullptr;       // [out, padded] in the forward
+  void* b_t = nullptr;     // [padded, out] in the backward
+  float* ratio = nullptr;  // [out] magnitude / norm, in the forward with DoRA
 };
 struct AdapterWeights {
   Tensor lora_a, lora_b, magnitude, norm;
@@ -29,12 +26,10 @@ struct AdapterWeights {
 AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& weights, float scale, float p, DType dtype,
                                  bool backward);
 
-// Dropout: keep [rows, words], bit c % 32 of word c / 32 of a row.
+// Dropout: keep [rows, words], bit c % 32 of word c / 32 of a row, and xd = keep ? x : 0. Either may be null.
 inline int64_t keep_words(int64_t cols) { return ceil_div(cols, 32); }
-void draw_keep(const Context& ctx, const Dropout& dropout, int64_t rows, int64_t cols, uint32_t* keep);
-// xd = keep ? x : 0
-void select_kept(const Context& ctx, DType dtype, const void* x, int64_t rows, int64_t cols, const uint32_t* keep,
-                 void* xd);
+void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x, int64_t rows, int64_t cols,
+          uint32_t* keep, void* xd);
 
 // One pass over X [rows, cols], which begins at a row chunk:
 //   low[n, r] = round(factor * sum_c X[n, c] w[r, c])                     when w is given
@@ -45,11 +40,10 @@ struct AdapterPass {
   int64_t rows = 0, cols = 0, R = 0, padded = 0;
   const void* w = nullptr;  // [padded, cols]
   float factor = 1;
-  void* low = nullptr;    // [rows, padded]
-  float* sums = nullptr;  // adapter_pass_sums floats of scratch, for low
-  int* counters = nullptr;
+  void* low = nullptr;          // [rows, padded]
+  float* sums = nullptr;        // adapter_pass_sums floats of scratch, for low
   const void* other = nullptr;  // [rows, padded]
-  float* partials = nullptr;
+  float* partials = nullptr;    // [chunks, R, cols]
 };
 int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded);
 // `hopper`: the kernel for sm_90a; X is bf16, at 16 bytes, cols a multiple of 8.

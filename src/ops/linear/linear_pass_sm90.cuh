@@ -1,9 +1,8 @@
-// One pass over the rows of x or dy on Hopper (AdapterPass, linear_adapter.cuh): X is read once, at the speed of
-// memory.
+// One pass over the rows of x or dy on Hopper (AdapterPass, linear_adapter.cuh): X is read once, at the speed of memory.
 //
 // A block takes a chunk of 256 rows and a range of columns, and 64 columns at a time: one warpgroup forms the thin
-// product's share of these columns, [256, ranks], the other the chunk's gradient [ranks, 64]. The last block of a chunk
-// to finish adds the shares, in order.
+// product's share of these columns, [256, ranks], the other the chunk's gradient [ranks, 64]. The blocks of a chunk are a
+// cluster; each adds the shares of some rows, in order, from the shared memory of all.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +14,16 @@
 
 namespace sluice::cuda::pass_sm90 {
 
-constexpr int threads = 384, rows = static_cast<int>(row_chunk), cols = 64, x_bytes = rows * 128,
-              other_bytes = rows * 128;
+constexpr int other_bytes = static_cast<int>(row_chunk) * 128;
+constexpr int threads = 384, rows = static_cast<int>(row_chunk), cols = 64, x_bytes = rows * 128;
+constexpr int max_splits = 8;  // the largest cluster that every device grants
 
 // How the columns are cut: by their number alone, since the cut decides the order of the sums.
-inline int64_t num_splits(int64_t columns) { return ceil_div(columns, 640); }
+inline int num_splits(int64_t columns) {
+  int splits = 1;
+  while (splits < max_splits && columns > 640 * splits) splits *= 2;
+  return splits;
+}
 inline int64_t split_columns(int64_t columns) { return round_up(ceil_div(columns, num_splits(columns)), cols); }
 
 template <int ranks_>  // 16, 32 or 64 ranks at a time
@@ -27,20 +31,40 @@ struct Shape {
   static constexpr int ranks = ranks_;
   static constexpr int blocks_per_sm = ranks == 16 ? 2 : 1;
   static constexpr int stage_bytes = x_bytes + ranks * 128;
-  static constexpr int stages = ranks == 16 ? 2 : ranks == 32 ? 5 : 4;
-  static constexpr int shared_bytes = 1024 + other_bytes + stages * stage_bytes + 128;
+  static constexpr int max_stages = 6;
+  // What `other` does not need goes to the ring.
+  static constexpr int stages(bool gradient) {
+    return ((blocks_per_sm == 2 ? 110000 : 220000) - (gradient ? other_bytes : 0)) / stage_bytes;
+  }
+  static constexpr int shared_bytes(bool gradient) {
+    return 1024 + (gradient ? other_bytes : 0) + stages(gradient) * stage_bytes + 128;
+  }
+  static_assert(stages(false) <= max_stages && rows * ranks * 4 <= stages(true) * stage_bytes);
 };
 
 struct Args {
   int rows, cols, R, padded;
-  int split_cols, splits;
+  int split_cols, splits, stages;
   bool with_low, with_gradient;
   float factor;
   __nv_bfloat16* low;
-  float* sums;  // [splits, rows, padded]
-  int* counters;
   float* partials;
 };
+
+// A float4 of a block of the cluster, by the address of its like in this block.
+__device__ inline float4 load_from(uint32_t address, int rank) {
+  float4 v = make_float4(0, 0, 0, 0);
+#ifdef SLUICE_SM90A
+  asm volatile(
+      "{.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+#endif
+  return v;
+}
 
 template <class S>
 __global__ void __launch_bounds__(threads, S::blocks_per_sm)
@@ -48,13 +72,12 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
            const __grid_constant__ CUtensorMap map_other, const __grid_constant__ Args p) {
 #ifdef SLUICE_SM90A
   extern __shared__ uint8_t shared_raw[];
-  uint8_t* const other = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
-  uint8_t* const ring = other + other_bytes;
-  auto* const full = reinterpret_cast<uint64_t*>(ring + S::stages * S::stage_bytes);
-  uint64_t *const empty = full + S::stages, *const other_full = empty + S::stages;
-  int* const is_last = reinterpret_cast<int*>(other_full + 1);
+  uint8_t* const ring = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
+  uint8_t* const other = ring + p.stages * S::stage_bytes;
+  auto* const full = reinterpret_cast<uint64_t*>(other + (p.with_gradient ? other_bytes : 0));
+  uint64_t *const empty = full + S::max_stages, *const other_full = empty + S::max_stages;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < S::stages; ++s) {
+    for (int s = 0; s < p.stages; ++s) {
       barrier_init(full + s, 1);
       barrier_init(empty + s, 4 * ((p.with_low ? 1 : 0) + (p.with_gradient ? 1 : 0)));
     }
@@ -64,14 +87,14 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
   __syncthreads();
 
   const int col0 = static_cast<int>(blockIdx.x) * p.split_cols, col1 = min(p.cols, col0 + p.split_cols);
-  const int tiles = (col1 - col0 + cols - 1) / cols;
+  const int tiles = max(0, (col1 - col0 + cols - 1) / cols);
   const int chunk = static_cast<int>(blockIdx.y), row0 = chunk * rows, rank0 = static_cast<int>(blockIdx.z) * S::ranks;
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, thread = static_cast<int>(threadIdx.x) % 128;
   const int warp = thread / 32, lane = thread % 32;
   int stage = 0;
   uint32_t phase = 0;
   const auto advance = [&] {
-    if (++stage == S::stages) stage = 0, phase ^= 1;
+    if (++stage == p.stages) stage = 0, phase ^= 1;
   };
 
   if (warpgroup == 0) {
@@ -89,8 +112,7 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
         advance();
       }
     }
-  } else if (warpgroup == 1) {
-    if (!p.with_low) return;
+  } else if (warpgroup == 1 && p.with_low) {
     float low[4][S::ranks / 2] = {};  // rows 64 i …
     for (int t = 0; t < tiles; ++t) {
       gemm_sm90_detail::wait_phase(full + stage, phase);
@@ -112,51 +134,21 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
       if (lane == 0) barrier_arrive(empty + stage);
       advance();
     }
-    const int width = min(S::ranks, p.padded - rank0);  // a multiple of 8
+    // The ring is read to its end by both warpgroups before the shares take its place.
+    if (p.with_gradient) named_barrier_sync(1, 256);
+    else named_barrier_sync(1, 128);
+    auto* const shares = reinterpret_cast<float*>(ring);  // [rows, ranks]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = row0 + 64 * i + 16 * warp + lane / 4 + 8 * half;
-        if (row >= p.rows) continue;
+        float* const to = shares + (64 * i + 16 * warp + lane / 4 + 8 * half) * S::ranks + 2 * (lane % 4);
 #pragma unroll
-        for (int j = 0; j < S::ranks / 8; ++j) {
-          if (8 * j >= width) continue;
-          const float x = low[i][4 * j + 2 * half], y = low[i][4 * j + 2 * half + 1];
-          const int64_t to = int64_t{row} * p.padded + rank0 + 8 * j + 2 * (lane % 4);
-          if (p.splits == 1) {
-            *reinterpret_cast<uint32_t*>(p.low + to) = pack_bf16(x * p.factor, y * p.factor);
-          } else {
-            *reinterpret_cast<float2*>(p.sums + int64_t{blockIdx.x} * p.rows * p.padded + to) = make_float2(x, y);
-          }
-        }
+        for (int j = 0; j < S::ranks / 8; ++j)
+          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(low[i][4 * j + 2 * half], low[i][4 * j + 2 * half + 1]);
       }
     }
-    if (p.splits == 1) return;
-    __threadfence();
-    named_barrier_sync(1, 128);
-    int* const counter = p.counters + blockIdx.y * gridDim.z + blockIdx.z;
-    if (thread == 0) *is_last = atomicAdd(counter, 1) == p.splits - 1;
-    named_barrier_sync(1, 128);
-    if (*is_last == 0) return;
-    __threadfence();
-    if (thread == 0) *counter = 0;  // for the next pass
-    const int quads = width / 4, count = min(rows, p.rows - row0) * quads;
-    const int64_t stride = int64_t{p.rows} * p.padded;
-#pragma unroll 2
-    for (int q = thread; q < count; q += 128) {
-      const int64_t at = int64_t{row0 + q / quads} * p.padded + rank0 + q % quads * 4;
-      float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-      for (int s = 0; s < p.splits; ++s) {
-        const float4 part = __ldcg(reinterpret_cast<const float4*>(p.sums + s * stride + at));
-        sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
-      }
-      *reinterpret_cast<uint2*>(p.low + at) =
-          make_uint2(pack_bf16(sum.x * p.factor, sum.y * p.factor), pack_bf16(sum.z * p.factor, sum.w * p.factor));
-    }
-  } else {
-    if (!p.with_gradient) return;
+  } else if (warpgroup == 2 && p.with_gradient) {
     float d[32];  // [64 ranks, 64 columns]
 #pragma unroll
     for (float& value : d) value = 0;
@@ -187,7 +179,30 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
         }
       }
     }
+    if (p.with_low) named_barrier_sync(1, 256);
   }
+  if (!p.with_low) return;
+
+  __syncwarp();
+  if (p.splits > 1) gemm_sm90_detail::cluster_sync();
+  else __syncthreads();
+  // This block's rows of the sum.
+  const int own = rows / p.splits, first = static_cast<int>(blockIdx.x) * own;
+  constexpr int quads = S::ranks / 4;
+  for (int q = static_cast<int>(threadIdx.x); q < own * quads; q += threads) {
+    const int row = first + q / quads, r = q % quads * 4;
+    const uint32_t from = shared_address(ring) + (row * S::ranks + r) * 4;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int s = 0; s < p.splits; ++s) {
+      const float4 part = load_from(from, s);
+      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    }
+    if (row0 + row < p.rows && rank0 + r < p.padded) {
+      *reinterpret_cast<uint2*>(p.low + int64_t{row0 + row} * p.padded + rank0 + r) =
+          make_uint2(pack_bf16(sum.x * p.factor, sum.y * p.factor), pack_bf16(sum.z * p.factor, sum.w * p.factor));
+    }
+  }
+  if (p.splits > 1) gemm_sm90_detail::cluster_sync();  // others still read here
 #endif
 }
 
@@ -197,31 +212,40 @@ void launch(const DeviceFacts& facts, const AdapterPass& p) {
   static std::atomic<uint64_t> prepared{0};
   const uint64_t bit = uint64_t{1} << facts.index;
   if ((prepared.load() & bit) == 0) {
-    check_cuda(cudaFuncSetAttribute(kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::shared_bytes),
+    check_cuda(cudaFuncSetAttribute(kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    std::max(S::shared_bytes(true), S::shared_bytes(false))),
                "an adapter's pass");
     prepared.fetch_or(bit);
   }
   const CUtensorMap x = tensor_map(p.x, p.rows, p.cols, p.cols, rows);
   const CUtensorMap w = p.w != nullptr ? tensor_map(p.w, p.padded, p.cols, p.cols, ranks) : x;
   const CUtensorMap other = p.other != nullptr ? tensor_map(p.other, p.rows, p.padded, p.padded, rows) : x;
+  const bool gradient = p.other != nullptr;
   const Args args{.rows = static_cast<int>(p.rows),
                   .cols = static_cast<int>(p.cols),
                   .R = static_cast<int>(p.R),
                   .padded = static_cast<int>(p.padded),
                   .split_cols = static_cast<int>(split_columns(p.cols)),
-                  .splits = static_cast<int>(ceil_div(p.cols, split_columns(p.cols))),
+                  .splits = num_splits(p.cols),
+                  .stages = S::stages(gradient),
                   .with_low = p.w != nullptr,
-                  .with_gradient = p.other != nullptr,
+                  .with_gradient = gradient,
                   .factor = p.factor,
                   .low = static_cast<__nv_bfloat16*>(p.low),
-                  .sums = p.sums,
-                  .counters = p.counters,
                   .partials = p.partials};
-  const dim3 grid(static_cast<unsigned>(args.splits), static_cast<unsigned>(ceil_div(p.rows, rows)),
-                  static_cast<unsigned>(ceil_div(p.padded, ranks)));
-  SLUICE_ASSERT(int64_t{grid.y} * grid.z <= AdapterOperands::max_counters);
-  kernel<S><<<grid, threads, S::shared_bytes, facts.stream>>>(x, w, other, args);
-  check_launch("an adapter's pass");
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.splits), static_cast<unsigned>(ceil_div(p.rows, rows)),
+                        static_cast<unsigned>(ceil_div(p.padded, ranks)));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(S::shared_bytes(gradient));
+  config.stream = facts.stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = p.w != nullptr ? config.gridDim.x : 1;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, kernel<S>, x, w, other, args), "an adapter's pass");
 }
 
 inline void run(const Context& ctx, const AdapterPass& p) {

@@ -55,7 +55,7 @@ struct Walk {
   // In flight for a chunk of `rows`, and the columns that are.
   int64_t blocks_at_once(int64_t rows) const {
     if (!hopper) return 1;
-    return purpose == Purpose::loss ? panel_blocks
+    return purpose == Purpose::loss ? std::min<int64_t>(panel_blocks, 16)
                                     : std::clamp<int64_t>(most_rows / round_up(rows, 128), 1, panel_blocks);
   }
   int64_t columns_at_once(int64_t rows) const {

@@ -90,29 +90,33 @@ TEST_CASE("dequantize on CUDA: long rows and their panels, whatever the address"
 TEST_CASE("weight_matvec on CUDA: many and few rows of the weight, one and many of x, give the same bits") {
   if (!on_cuda()) return;
   TestContext ctx(Isa::avx2);
-  const int64_t out = 8501, in = 512, few = 33, begin = 8400, N = 9;
+  const int64_t in = 512, few = 33, N = 9;
   const std::vector<float> x = random_values(static_cast<size_t>(N * in), 32);
-  for (const WeightKind& kind : all_weight_kinds()) {
-    CAPTURE(kind.name());
-    const RandomWeight random(kind, out, in, 33);
-    const Weight part = rows_of(random.weight, begin, few);
-    const auto exact = ref_matvec<double>(part, N, x), plain = ref_matvec<float>(part, N, x);
-    for (DType dtype : {DType::f32, DType::bf16}) {
-      Buffer xb(dtype, {N, in}, x), all(dtype, {N, out}), one(dtype, {1, out}), some(dtype, {1, few});
-      fill(all, NAN);
-      weight_matvec(ctx, {.weight = random.weight, .x = xb, .y = all});
-      std::vector<double> result;
-      for (int64_t n = 0; n < N; ++n) {
-        weight_matvec(ctx, {.weight = random.weight, .x = xb.tensor.rows(n, 1), .y = one});
-        weight_matvec(ctx, {.weight = part, .x = xb.tensor.rows(n, 1), .y = some});
-        const auto* row = static_cast<const std::byte*>(all.tensor.rows(n, 1).data);
-        CHECK(std::memcmp(row, one.tensor.data, static_cast<size_t>(one.tensor.size_bytes())) == 0);
-        CHECK(std::memcmp(row + begin * size_of(dtype), some.tensor.data,
-                          static_cast<size_t>(some.tensor.size_bytes())) == 0);
-        const std::vector<double> y = to_double(some.tensor);
-        result.insert(result.end(), y.begin(), y.end());
+  // Few, many and very many threads for one row of x: one, four and eight rows of the weight for each.
+  for (int64_t out : {8501, 13001}) {
+    for (const WeightKind& kind : all_weight_kinds()) {
+      CAPTURE(kind.name());
+      const int64_t begin = out - 101;
+      const RandomWeight random(kind, out, in, 33);
+      const Weight part = rows_of(random.weight, begin, few);
+      const auto exact = ref_matvec<double>(part, N, x), plain = ref_matvec<float>(part, N, x);
+      for (DType dtype : {DType::f32, DType::bf16}) {
+        Buffer xb(dtype, {N, in}, x), all(dtype, {N, out}), one(dtype, {1, out}), some(dtype, {1, few});
+        fill(all, NAN);
+        weight_matvec(ctx, {.weight = random.weight, .x = xb, .y = all});
+        std::vector<double> result;
+        for (int64_t n = 0; n < N; ++n) {
+          weight_matvec(ctx, {.weight = random.weight, .x = xb.tensor.rows(n, 1), .y = one});
+          weight_matvec(ctx, {.weight = part, .x = xb.tensor.rows(n, 1), .y = some});
+          const auto* row = static_cast<const std::byte*>(all.tensor.rows(n, 1).data);
+          CHECK(std::memcmp(row, one.tensor.data, static_cast<size_t>(one.tensor.size_bytes())) == 0);
+          CHECK(std::memcmp(row + begin * size_of(dtype), some.tensor.data,
+                            static_cast<size_t>(some.tensor.size_bytes())) == 0);
+          const std::vector<double> y = to_double(some.tensor);
+          result.insert(result.end(), y.begin(), y.end());
+        }
+        check_close(result, exact, plain, dtype);
       }
-      check_close(result, exact, plain, dtype);
     }
   }
 }

@@ -26,7 +26,8 @@ namespace {
 template <class D>
 struct OctetSlice {
   static constexpr int runs = 1;
-  static constexpr bool plain = D::plain;
+  static constexpr bool plain = D::plain, coded = false, eight_rows = false;
+  static constexpr float sum_scale = 1;
   using Raw = decltype(D::load(std::declval<const WeightView&>(), Row{}, 0));
   struct Codes {
     float w[8];
@@ -54,7 +55,8 @@ struct OctetSlice {
 };
 
 __device__ inline float power_of_two(int exponent) { return __int_as_float((127 + exponent) << 23); }
-constexpr float code_scale = 0x1p62F;  // undoes 2^-149 of the codes and 2^87 of x
+// Sums of products of codes, and so all sums of such a slice, are 2^-62 of their value: 2^-149 of the codes, 2^87 of x.
+constexpr float code_unit = 0x1p-62F;
 
 // Nibble j of a word as a subnormal: its lowest bit is bit nibble_bit(j).
 constexpr int nibble_bit(int j) { return j < 5 ? 4 * j : 4 * (j - 5); }
@@ -69,7 +71,7 @@ __device__ inline float byte_as_float(uint32_t word, int i) {
 // Sixteen codes in `groups` groups (the same for both runs, or one for each).
 template <int groups>
 struct Codes16 {
-  float c[16], scale[groups], offset[groups];  // scale: times code_scale
+  float c[16], scale[groups], offset[groups];
 };
 struct X16 {
   float v[16], sum[2];
@@ -79,7 +81,9 @@ struct X16 {
 template <class Format, int groups>
 struct CodeSlice {
   static constexpr int runs = 2;
-  static constexpr bool plain = false;
+  static constexpr bool plain = false, coded = true;
+  static constexpr bool eight_rows = true;  // whether eight rows of the weight at once are faster than four
+  static constexpr float sum_scale = 1 / code_unit;
   using Codes = Codes16<groups>;
   using X = X16;
   __device__ static void prepare(X& x) {
@@ -90,8 +94,8 @@ struct CodeSlice {
       sum[run] = __fadd_rn(__fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3])),
                            __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7])));
     }
-    x.sum[0] = groups == 1 ? __fadd_rn(sum[0], sum[1]) : sum[0];
-    x.sum[1] = sum[1];
+    x.sum[0] = __fmul_rn(groups == 1 ? __fadd_rn(sum[0], sum[1]) : sum[0], code_unit);
+    x.sum[1] = __fmul_rn(sum[1], code_unit);
 #pragma unroll
     for (int i = 0; i < 16; ++i) x.v[i] = __fmul_rn(x.v[i], power_of_two(87 - Format::bit_of(i)));
   }
@@ -114,9 +118,10 @@ struct CodeSlice {
   }
 };
 
-template <int bits, bool wide_scales>  // 4 or 8; f32, or f16 and bf16
-struct AffineSlice : CodeSlice<AffineSlice<bits, wide_scales>, 1> {
+template <int bits, DType scale_dtype>  // 4 or 8
+struct AffineSlice : CodeSlice<AffineSlice<bits, scale_dtype>, 1> {
   static constexpr int num_words = bits / 2;
+  static constexpr bool wide_scales = scale_dtype == DType::f32;
   struct Raw {
     Words<num_words, 16> codes;
     uint32_t scale, bias;
@@ -134,19 +139,15 @@ struct AffineSlice : CodeSlice<AffineSlice<bits, wide_scales>, 1> {
     raw.bias = wide_scales ? load_u32<4>(row.biases) : load_u16<2>(row.biases);
     return raw;
   }
-  __device__ static float scale_to_float(const WeightView& view, uint32_t bits_of) {
-    if constexpr (wide_scales) return __uint_as_float(bits_of);
-    return view.scale_dtype == DType::bf16 ? __uint_as_float(bits_of << 16) : f16_bits_to_float(bits_of);
-  }
-  __device__ static Codes16<1> decode(const WeightView& view, const Raw& raw, int) {
+  __device__ static Codes16<1> decode(const WeightView&, const Raw& raw, int) {
     Codes16<1> codes;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       if constexpr (bits == 4) codes.c[i] = nibble_as_float(raw.codes[i / 8], i % 8);
       else codes.c[i] = byte_as_float(raw.codes[i / 4], i % 4);
     }
-    codes.scale[0] = __fmul_rn(scale_to_float(view, raw.scale), code_scale);
-    codes.offset[0] = scale_to_float(view, raw.bias);
+    codes.scale[0] = to_float(raw.scale, scale_dtype);
+    codes.offset[0] = to_float(raw.bias, scale_dtype);
     return codes;
   }
 };
@@ -182,13 +183,14 @@ struct Q4Slice : CodeSlice<Q4Slice<with_min>, 1> {
     Codes16<1> codes;
     split_nibbles(raw.codes, codes.c);
     const float d = f16_bits_to_float(raw.d & 0xffffU);
-    codes.scale[0] = __fmul_rn(d, code_scale);
+    codes.scale[0] = d;
     codes.offset[0] = with_min ? f16_bits_to_float(raw.d >> 16) : __fmul_rn(d, -8);
     return codes;
   }
 };
 
 struct Q8Slice : CodeSlice<Q8Slice, 1> {
+  static constexpr bool eight_rows = false;
   struct Raw {
     Words<4, 2> codes;
     uint32_t d;
@@ -210,33 +212,51 @@ struct Q8Slice : CodeSlice<Q8Slice, 1> {
 #pragma unroll
     for (int i = 0; i < 16; ++i) codes.c[i] = byte_as_float(raw.codes[i / 4] ^ 0x80808080U, i % 4);  // code + 128
     const float d = f16_bits_to_float(raw.d);
-    codes.scale[0] = __fmul_rn(d, code_scale);
+    codes.scale[0] = d;
     codes.offset[0] = __fmul_rn(d, -128);
     return codes;
   }
 };
 
 // Eight bytes of a block of 256; the runs belong to the sub-blocks 2 i and 2 i + 1.
-struct Q4KSlice : CodeSlice<Q4KSlice, 2> {
+template <bool five>
+struct Q45KSlice : CodeSlice<Q45KSlice<five>, 2> {
   struct Raw {
     Words<4, 16> header;
     Words<2, 16> codes;
+    Words<five ? 2 : 1, 16> fifths;  // five only
   };
-  static constexpr int bit_of(int i) { return split_nibble_bit(i); }
+  static constexpr int bit_of(int i) { return five ? byte_bit(i % 4) : split_nibble_bit(i); }
   __device__ static int column(int slice, int run) { return (slice >> 2) * 64 + (slice & 3) * 8 + run * 32; }
   __device__ static Row at(const WeightView&, const Row& row, int slice) {
-    const uint8_t* p = row.data + static_cast<int64_t>(slice >> 4) * 144;
-    return {p + 16 + 8 * (slice & 15), p, nullptr};
+    const uint8_t* p = row.data + static_cast<int64_t>(slice >> 4) * (five ? 176 : 144);
+    return {p + (five ? 48 : 16) + 8 * (slice & 15), p, p + 16 + 8 * (slice & 3)};
   }
   __device__ static Raw load(const WeightView&, const Row& row, int, int) {
     Raw raw;
     raw.header.load(row.scales);
     raw.codes.load(row.data);
+    if constexpr (five) raw.fifths.load(row.biases);
     return raw;
   }
   __device__ static Codes16<2> decode(const WeightView&, const Raw& raw, int slice) {
     Codes16<2> codes;
-    split_nibbles(raw.codes, codes.c);
+    if constexpr (five) {
+      const int bit = (slice >> 2 & 3) * 2;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t word = raw.codes[half], fifths = raw.fifths[half] >> bit << 4;
+        const uint32_t low = (word & 0x0f0f0f0fU) | (fifths & 0x10101010U);
+        const uint32_t high = (word >> 4 & 0x0f0f0f0fU) | (fifths >> 1 & 0x10101010U);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          codes.c[4 * half + i] = byte_as_float(low, i);
+          codes.c[8 + 4 * half + i] = byte_as_float(high, i);
+        }
+      }
+    } else {
+      split_nibbles(raw.codes, codes.c);
+    }
     // KHeader for both sub-blocks; what depends on the place only is the same in all steps of a thread.
     const int pair = slice >> 2 & 3, shift = (pair & 1) * 16;
     const bool late = pair >= 2;
@@ -244,7 +264,7 @@ struct Q4KSlice : CodeSlice<Q4KSlice, 2> {
     const uint32_t a = raw.header[1], b = raw.header[2], c = raw.header[3];
     const uint32_t scales = (((late ? c : a) & low) | (a >> 2 & high)) >> shift;
     const uint32_t minima = (((late ? c >> 4 : b) & low) | (b >> 2 & high)) >> shift;
-    const float d = __fmul_rn(f16_bits_to_float(raw.header[0] & 0xffffU), code_scale);
+    const float d = f16_bits_to_float(raw.header[0] & 0xffffU);
     const float minus_min = -f16_bits_to_float(raw.header[0] >> 16);
 #pragma unroll
     for (int g = 0; g < 2; ++g) {
@@ -255,9 +275,64 @@ struct Q4KSlice : CodeSlice<Q4KSlice, 2> {
   }
 };
 
+// Eight bytes with the low bits and eight with the high of a block of 256; the runs lie 64 weights apart.
+struct Q6KSlice : CodeSlice<Q6KSlice, 2> {
+  struct Raw {
+    Words<2, 2> low, high;
+    uint32_t d;
+    int8_t scale[2];
+  };
+  static constexpr int bit_of(int i) { return byte_bit(i % 4); }
+  // Slices of a block: its halves, runs 0 and 1 (with 2 and 3), and eight weights of a run.
+  __device__ static int column(int slice, int run) {
+    return (slice >> 3) * 128 + (slice >> 2 & 1) * 32 + (slice & 3) * 8 + run * 64;
+  }
+  __device__ static Row at(const WeightView&, const Row& row, int slice) {
+    const uint8_t* p = row.data + static_cast<int64_t>(slice >> 4) * 210;
+    return {p + 8 * (slice & 7) + (slice >> 3 & 1) * 64, p, nullptr};
+  }
+  __device__ static Raw load(const WeightView&, const Row& row, int slice, int) {
+    const uint8_t* p = row.scales;
+    const int half = slice >> 3 & 1;
+    Raw raw;
+    raw.low.load(row.data);
+    raw.high.load(p + 128 + 32 * half + 8 * (slice & 3));
+    const int scale = 8 * half + (slice >> 2 & 1) * 2 + (slice >> 1 & 1);
+    raw.scale[0] = static_cast<int8_t>(__ldg(p + 192 + scale));
+    raw.scale[1] = static_cast<int8_t>(__ldg(p + 192 + scale + 4));
+    raw.d = load_u16<2>(p + 208);
+    return raw;
+  }
+  __device__ static Codes16<2> decode(const WeightView&, const Raw& raw, int slice) {
+    Codes16<2> codes;
+    const int bit = (slice >> 2 & 1) * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t word = raw.low[half],
+                     top = raw.high[half] >> bit;  // two bits of run 0 or 1, four bits on those of 2 or 3
+      const uint32_t low = (word & 0x0f0f0f0fU) | (top << 4 & 0x30303030U);
+      const uint32_t high = (word >> 4 & 0x0f0f0f0fU) | (top & 0x30303030U);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes.c[4 * half + i] = byte_as_float(low, i);
+        codes.c[8 + 4 * half + i] = byte_as_float(high, i);
+      }
+    }
+    const float d = f16_bits_to_float(raw.d);
+#pragma unroll
+    for (int g = 0; g < 2; ++g) {
+      codes.scale[g] = __fmul_rn(static_cast<float>(raw.scale[g]), d);
+      codes.offset[g] = __fmul_rn(codes.scale[g], -32);
+    }
+    return codes;
+  }
+};
+
 // ---- The kernel ---------------------------------------------------------------------------------------------------------------
 
-constexpr int most_threads = 256;
+constexpr int most_threads = 128;  // of a block
+// Blocks of a multiprocessor, by what a thread's sums and codes take of the registers.
+constexpr int blocks_at_once(int sums, bool coded) { return sums > 8 && coded ? 3 : sums > 1 ? 4 : 1; }
 
 struct Product {
   WeightView weight;
@@ -291,13 +366,54 @@ __device__ void load_run(const T* x, int count, bool wide, float* v) {
   }
 }
 
+// x as the slices want it (S::prepare), for products with many rows of the weight: for 32 slices at a time four planes of float4 and one of
+// the two sums, each with the slices side by side.
+struct Prepared {
+  static constexpr int64_t floats_of_slice = 18;
+};
+__host__ __device__ inline int64_t prepared_floats(int64_t num_slices) {
+  return round_up(num_slices, 32) * Prepared::floats_of_slice;
+}
+template <class X>
+__device__ void load_prepared(const float* x, int slice, X& v) {
+  const float* at = x + static_cast<int64_t>(slice >> 5) * (32 * Prepared::floats_of_slice);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = *reinterpret_cast<const float4*>(at + i * 128 + (slice & 31) * 4);
+    v.v[4 * i] = four.x, v.v[4 * i + 1] = four.y, v.v[4 * i + 2] = four.z, v.v[4 * i + 3] = four.w;
+  }
+  const float2 two = *reinterpret_cast<const float2*>(at + 512 + (slice & 31) * 2);
+  v.sum[0] = two.x, v.sum[1] = two.y;
+}
+// A thread for each slice of a row of x; rows by blockIdx.y.
+template <class S, class T>
+__global__ __launch_bounds__(128) void prepare_kernel(const T* x, int cols, int num_slices, bool wide, float* out) {
+  const int slice = static_cast<int>(blockIdx.x * 128 + threadIdx.x);
+  if (slice >= num_slices) return;
+  x += static_cast<int64_t>(blockIdx.y) * cols;
+  typename S::X v;
+#pragma unroll
+  for (int run = 0; run < 2; ++run) load_run(x + S::column(slice, run), 8, wide, v.v + 8 * run);
+  S::prepare(v);
+  float* at = out + blockIdx.y * prepared_floats(num_slices) +
+              static_cast<int64_t>(slice >> 5) * (32 * Prepared::floats_of_slice);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    *reinterpret_cast<float4*>(at + i * 128 + (slice & 31) * 4) = {v.v[4 * i], v.v[4 * i + 1], v.v[4 * i + 2],
+                                                                   v.v[4 * i + 3]};
+  *reinterpret_cast<float2*>(at + 512 + (slice & 31) * 2) = {v.sum[0], v.sum[1]};
+}
+
 __device__ inline const uint8_t* moved(const uint8_t* p, uint32_t halfwords) {
   return reinterpret_cast<const uint8_t*>(reinterpret_cast<const uint16_t*>(p) + halfwords);
 }
 
 // Threads (T, groups): a group shares R rows of the weight, for x_batch rows of x; one row of x must be x_wide.
+// T: of x, or Prepared.
 template <class S, class T, int x_batch, int R>
-__global__ __launch_bounds__(most_threads) void matvec_kernel(const Product p) {
+__global__ __launch_bounds__(most_threads, blocks_at_once(x_batch* R, S::coded)) void matvec_kernel(const Product p) {
+  constexpr bool prepared = std::is_same_v<T, Prepared>;
+  using Element = std::conditional_t<prepared, float, T>;
   __shared__ float sums[most_threads / 32][x_batch * R];
   const int x_begin = static_cast<int>(blockIdx.x % p.x_tiles) * x_batch;
   const int64_t first = (static_cast<int64_t>(blockIdx.x / p.x_tiles) * blockDim.y + threadIdx.y) * R;
@@ -305,10 +421,10 @@ __global__ __launch_bounds__(most_threads) void matvec_kernel(const Product p) {
 #pragma unroll
   for (int r = 0; r < R; ++r)  // missing rows repeat the last
     rows[r] = p.weight.row(static_cast<uint32_t>(min(first + r, static_cast<int64_t>(p.rows - 1))));
-  const T* x[x_batch];
+  const int64_t x_row = prepared ? prepared_floats(p.num_slices) : p.cols;
+  const Element* x[x_batch];
 #pragma unroll
-  for (int n = 0; n < x_batch; ++n)
-    x[n] = static_cast<const T*>(p.x) + static_cast<int64_t>(min(x_begin + n, p.num_x - 1)) * p.cols;
+  for (int n = 0; n < x_batch; ++n) x[n] = static_cast<const Element*>(p.x) + min(x_begin + n, p.num_x - 1) * x_row;
 
   // From a thread's slice to its next it is a whole number of blocks: data_step halfwords of the codes.
   float sum[x_batch][R] = {};
@@ -342,12 +458,16 @@ __global__ __launch_bounds__(most_threads) void matvec_kernel(const Product p) {
 #pragma unroll
     for (int n = 0; n < x_batch; ++n) {
       typename S::X v;
+      if constexpr (prepared) {
+        load_prepared(x[n], slice, v);
+      } else {
 #pragma unroll
-      for (int run = 0; run < S::runs; ++run) {
-        const int column = S::column(slice, run);
-        load_run(x[n] + column, S::plain ? p.cols - column : 8, x_batch == 1 || p.x_wide, v.v + 8 * run);
+        for (int run = 0; run < S::runs; ++run) {
+          const int column = S::column(slice, run);
+          load_run(x[n] + column, S::plain ? p.cols - column : 8, x_batch == 1 || p.x_wide, v.v + 8 * run);
+        }
+        S::prepare(v);
       }
-      S::prepare(v);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
         if constexpr (x_batch == 1) codes[0] = S::decode(p.weight, raw[r], place);
@@ -372,14 +492,15 @@ __global__ __launch_bounds__(most_threads) void matvec_kernel(const Product p) {
   if (n >= x_batch || x_begin + n >= p.num_x || first + r >= p.rows) return;
   float total = sums[threadIdx.y * warps][n * R + r];
   for (int w = 1; w < warps; ++w) total = __fadd_rn(total, sums[threadIdx.y * warps + w][n * R + r]);
+  total = __fmul_rn(total, S::sum_scale);
   const int64_t at = static_cast<int64_t>(x_begin + n) * p.rows + first + r;
   if (p.y_bf16) static_cast<__nv_bfloat16*>(p.y)[at] = from_float<__nv_bfloat16>(total);
   else static_cast<float*>(p.y)[at] = total;
 }
 
-// Threads that share a row: about four slices each.
+// Threads that share a row: about eight slices each.
 int threads_for(int64_t num_slices) {
-  return static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(num_slices, 4), 32), 32, most_threads));
+  return static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(num_slices, 8), 32), 32, most_threads));
 }
 
 template <class S, class T, int x_batch, int R>
@@ -399,52 +520,81 @@ void launch(const Context& ctx, Product p) {
   matvec_kernel<S, T, x_batch, R><<<static_cast<unsigned>(blocks), block, 0, stream_of(ctx)>>>(p);
 }
 
+constexpr int most_x = 16;  // rows of x prepared at a time
+
+// scratch: prepared_floats for each of min(N, most_x) rows of x.
 template <class S, class T, bool aligned>
-void multiply(const Context& ctx, Product p) {
+void multiply(const Context& ctx, Product p, float* scratch) {
   p.num_slices = static_cast<int>(ceil_div(p.cols, 8 * S::runs));
   if constexpr (aligned) {
     // Few rows: more threads that each do less hide the latency.
-    const int64_t threads_of_four = static_cast<int64_t>(p.rows) * threads_for(p.num_slices) / 4;
-    const bool few = threads_of_four < static_cast<int64_t>(facts_of(ctx).num_multiprocessors) * 512;
-    if (p.num_x == 1 && p.x_wide && few) return launch<S, T, 1, 1>(ctx, p);
+    const int64_t threads = static_cast<int64_t>(p.rows) * threads_for(p.num_slices);
+    const int64_t enough = static_cast<int64_t>(facts_of(ctx).num_multiprocessors) * 512;
+    if (p.num_x == 1 && p.x_wide && threads < 4 * enough) return launch<S, T, 1, 1>(ctx, p);
+    if constexpr (S::eight_rows) {
+      if (p.num_x == 1 && p.x_wide && threads >= 6 * enough) return launch<S, T, 1, 8>(ctx, p);
+    }
     if (p.num_x == 1 && p.x_wide) return launch<S, T, 1, 4>(ctx, p);
   }
-  launch<S, T, 4, 2>(ctx, p);
+  if constexpr (S::coded) {
+    for (int n = 0; n < p.num_x && p.num_slices > 0; n += most_x) {
+      Product part = p;
+      part.num_x = std::min(most_x, p.num_x - n);
+      part.x = scratch;
+      part.y = static_cast<std::byte*>(p.y) + static_cast<int64_t>(n) * p.rows * (p.y_bf16 ? 2 : 4);
+      const dim3 blocks(static_cast<unsigned>(ceil_div(p.num_slices, 128)), static_cast<unsigned>(part.num_x));
+      prepare_kernel<S><<<blocks, 128, 0, stream_of(ctx)>>>(
+          static_cast<const T*>(p.x) + static_cast<int64_t>(n) * p.cols, p.cols, p.num_slices, p.x_wide, scratch);
+      launch<S, Prepared, 4, 4>(ctx, part);
+    }
+  } else {
+    launch<S, T, 4, 4>(ctx, p);
+  }
 }
 
-// The slices for a decoder; `wide`: of affine groups with scales in f32.
-template <class D, bool wide>
+// The slices for a decoder; affine groups by the dtype of their scales.
+template <class D, DType scale_dtype>
 struct SliceFor {
   using type = OctetSlice<D>;
 };
-template <bool wide>
-struct SliceFor<Affine<4, 16>, wide> {
-  using type = AffineSlice<4, wide>;
+template <DType scale_dtype>
+struct SliceFor<Affine<4, 16>, scale_dtype> {
+  using type = AffineSlice<4, scale_dtype>;
 };
-template <bool wide>
-struct SliceFor<Affine<8, 16>, wide> {
-  using type = AffineSlice<8, wide>;
+template <DType scale_dtype>
+struct SliceFor<Affine<8, 16>, scale_dtype> {
+  using type = AffineSlice<8, scale_dtype>;
 };
 template <bool with_min>
-struct SliceFor<Q4<with_min, 16>, false> {
+struct SliceFor<Q4<with_min, 16>, DType::bf16> {
   using type = Q4Slice<with_min>;
 };
 template <>
-struct SliceFor<Q8_0<16>, false> {
+struct SliceFor<Q8_0<16>, DType::bf16> {
   using type = Q8Slice;
 };
+template <bool five>
+struct SliceFor<Q45K<five, 16>, DType::bf16> {
+  using type = Q45KSlice<five>;
+};
 template <>
-struct SliceFor<Q45K<false, 16>, false> {
-  using type = Q4KSlice;
+struct SliceFor<Q6K<16>, DType::bf16> {
+  using type = Q6KSlice;
 };
 
 }  // namespace
 
 void weight_matvec(Context& ctx, const WeightMatvec& args) {
-  if (ctx.counting()) return;
   const Weight& w = args.weight;
   const int64_t N = args.x.shape[0];
-  if (N == 0 || w.rows == 0) return;
+  ArenaScope scope(ctx.arena);
+  bool prepares = w.format == WeightFormat::affine && (w.bits == 4 || w.bits == 8);
+  for (WeightFormat coded : {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::q4_k,
+                             WeightFormat::q5_k, WeightFormat::q6_k})
+    prepares = prepares || w.format == coded;
+  auto* const scratch =
+      scope.array<float>(prepares ? std::min<int64_t>(N, most_x) * prepared_floats(ceil_div(w.cols, 16)) : 0);
+  if (ctx.counting() || N == 0 || w.rows == 0) return;
   SLUICE_ASSERT(N <= INT32_MAX);
   const bool x_bf16 = args.x.dtype == DType::bf16;
   const Product p = {.weight = WeightView(w),
@@ -463,14 +613,17 @@ void weight_matvec(Context& ctx, const WeightMatvec& args) {
   const bool plain = block_cols(w.format) == 1;
   const bool aligned = p.weight.aligned() && (!plain || p.weight.row_bytes % 16 == 0);
   const auto multiply_by = [&]<class S, bool fast>() {
-    if (x_bf16) multiply<S, __nv_bfloat16, fast>(ctx, p);
-    else multiply<S, float, fast>(ctx, p);
+    if (x_bf16) multiply<S, __nv_bfloat16, fast>(ctx, p, scratch);
+    else multiply<S, float, fast>(ctx, p, scratch);
   };
   const auto run = [&]<class D>() {
     if constexpr (std::is_same_v<D, Affine<4, 16>> || std::is_same_v<D, Affine<8, 16>>) {
-      if (w.scale_dtype == DType::f32) return multiply_by.template operator()<typename SliceFor<D, true>::type, true>();
+      if (w.scale_dtype == DType::f32)
+        return multiply_by.template operator()<typename SliceFor<D, DType::f32>::type, true>();
+      if (w.scale_dtype == DType::f16)
+        return multiply_by.template operator()<typename SliceFor<D, DType::f16>::type, true>();
     }
-    multiply_by.template operator()<typename SliceFor<D, false>::type, true>();
+    multiply_by.template operator()<typename SliceFor<D, DType::bf16>::type, true>();
   };
   if (aligned) with_decoder<16>(w, run);
   else with_decoder<1>(w, [&]<class D>() { multiply_by.template operator()<OctetSlice<D>, false>(); });

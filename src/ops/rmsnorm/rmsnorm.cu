@@ -16,8 +16,9 @@ template <int lanes_, int packs_, int rows_>
 struct Layout {
   static constexpr int lanes = lanes_, packs = packs_, rows = rows_;
   static constexpr int threads = lanes > 32 ? lanes : packs > 1 ? 128 : max_block;
-  static constexpr int groups = threads / lanes;  // of threads in a block
-  static_assert(lanes <= 32 || rows == 1);        // one sum through shared memory
+  static constexpr int groups = threads / lanes;                                        // of threads in a block
+  static constexpr int blocks = (rows > 1 ? 1024 : packs == 4 ? 1280 : 768) / threads;  // of an SM, at least
+  static_assert(lanes <= 32 || rows == 1);                                              // one sum through shared memory
 };
 
 // Calls f with the layout for rows of so many packs; false when they are too wide for one.
@@ -77,7 +78,7 @@ struct Rows {
 };
 
 template <class T, class L>
-__global__ __launch_bounds__(L::threads) void forward_packs(const T* x, const T* residual, T* y, Rows r) {
+__global__ __launch_bounds__(L::threads, L::blocks) void forward_packs(const T* x, const T* residual, T* y, Rows r) {
   constexpr int n = pack_size<T>;
   const int lane = threadIdx.x % L::lanes, num_packs = r.C / n;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (L::groups * L::rows) + threadIdx.x / L::lanes;

@@ -57,17 +57,40 @@ void copy_rows(cudaStream_t stream, const std::byte* x, int64_t from, int64_t x_
   else launch(uint16_t{});
 }
 
-// begin[n] = the first m with index[m] >= n, for n in [0, N].
-__global__ __launch_bounds__(block) void find_ranges(const int32_t* index, int64_t M, int64_t N, int32_t* begin) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * block + threadIdx.x;
-  if (n > N) return;
-  int64_t low = 0, high = M;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    if (index[middle] < n) low = middle + 1;
-    else high = middle;
+constexpr int rows_of_block = 16;  // of y
+
+// The first m with index[m] >= n, by a whole warp: 32 places at a time, so that few loads wait for one another.
+__device__ int lower_bound(const int32_t* __restrict__ index, int M, int64_t n) {
+  const int lane = threadIdx.x % 32;
+  int low = 0, count = M;
+  while (count > 0) {
+    const int step = (count + 31) / 32;
+    const bool less = index[low + min((lane + 1) * step, count) - 1] < n;
+    const int k = __popc(__ballot_sync(0xffffffffU, less));  // of the parts of `step` elements, so many are all less
+    const int rest = k == 32 ? 0 : min((k + 1) * step, count) - k * step - 1;
+    low += min(k * step, count);
+    count = rest;
   }
-  begin[n] = static_cast<int32_t>(low);
+  return low;
+}
+
+// begin[i] = the first m with index[m] >= first + i, for i in [0, rows_of_block]; by a whole block.
+__device__ void find_ranges(const int32_t* __restrict__ index, int M, int64_t first, int (&begin)[rows_of_block + 1]) {
+  __shared__ int ends[2];
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  if (thread < 64) {
+    const int end = lower_bound(index, M, first + thread / 32 * rows_of_block);
+    if (thread % 32 == 0) ends[thread / 32] = end;
+  }
+  __syncthreads();
+  if (thread <= rows_of_block) begin[thread] = ends[1];
+  __syncthreads();
+  for (int m = ends[0] + thread; m < ends[1]; m += block) {
+    const int from = m == ends[0] ? 0 : static_cast<int>(index[m - 1] - first) + 1;
+    const int to = min(static_cast<int>(index[m] - first), rows_of_block);
+    for (int i = max(from, 0); i <= to; ++i) begin[i] = m;
+  }
+  __syncthreads();
 }
 
 // A pack, or one element.
@@ -82,37 +105,40 @@ __device__ void store_some(T* p, const float (&v)[size]) {
   else store_pack(p, v);
 }
 
-// y[n] = sum over m in [begin[n], begin[n + 1]) of weight[m] * x[m], in order, in packs of `size` elements.
+// y[n] = sum over the m with index[m] = n of weight[m] * x[m], in order, in packs of `size` elements.
 template <class X, class Y, int size>
 __global__ __launch_bounds__(block) void weighted_sums(const X* __restrict__ x, const float* __restrict__ weight,
-                                                       const int32_t* __restrict__ begin, Y* __restrict__ y, int64_t N,
-                                                       int64_t C) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-  if (n >= N) return;
-  const int64_t first = begin[n], end = begin[n + 1];
-  y += n * C;
-  x += first * C;
-  if (end - first <= 1) {  // most rows: several loads in flight
-    const float w = first < end ? weight[first] : 0.0F;
+                                                       const int32_t* __restrict__ index, int M, Y* __restrict__ y,
+                                                       int64_t N, int C) {
+  __shared__ int begin[rows_of_block + 1];
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * rows_of_block;
+  find_ranges(index, M, first_row, begin);
+  for (int row = threadIdx.y; row < rows_of_block && first_row + row < N; row += blockDim.y) {
+    const int first = begin[row], count = begin[row + 1] - first;
+    const X* from = x + static_cast<int64_t>(first) * C;
+    Y* to = y + (first_row + row) * C;
+    if (count <= 1) {  // most rows: several loads in flight
+      const float w = count == 1 ? weight[first] : 0.0F;
 #pragma unroll 4
-    for (int64_t c = threadIdx.x * size; c < C; c += blockDim.x * size) {
-      float v[size] = {};
-      if (first < end) load_some(x + c, v);
+      for (int c = threadIdx.x * size; c < C; c += blockDim.x * size) {
+        float v[size] = {};
+        if (count == 1) load_some(from + c, v);
 #pragma unroll
-      for (int j = 0; j < size; ++j) v[j] = fmaf(w, v[j], 0.0F);
-      store_some(y + c, v);
+        for (int j = 0; j < size; ++j) v[j] = fmaf(w, v[j], 0.0F);
+        store_some(to + c, v);
+      }
+      continue;
     }
-    return;
-  }
-  for (int64_t c = threadIdx.x * size; c < C; c += blockDim.x * size) {
-    float sum[size] = {};
-    for (int64_t m = 0; m < end - first; ++m) {
-      float v[size];
-      load_some(x + m * C + c, v);
+    for (int c = threadIdx.x * size; c < C; c += blockDim.x * size) {
+      float sum[size] = {};
+      for (int m = 0; m < count; ++m) {
+        float v[size];
+        load_some(from + static_cast<int64_t>(m) * C + c, v);
 #pragma unroll
-      for (int j = 0; j < size; ++j) sum[j] = fmaf(weight[first + m], v[j], sum[j]);
+        for (int j = 0; j < size; ++j) sum[j] = fmaf(weight[first + m], v[j], sum[j]);
+      }
+      store_some(to + c, sum);
     }
-    store_some(y + c, sum);
   }
 }
 
@@ -189,24 +215,21 @@ void gather_columns(Context& ctx, const GatherColumns& args) {
 }
 
 void scatter_rows(Context& ctx, const ScatterRows& args) {
-  const int64_t M = args.x.shape[0], N = args.y.shape[0], C = args.y.shape[1];
-  ArenaScope scope(ctx.arena);
-  auto* begin = scope.array<int32_t>(N + 1);
   if (ctx.counting() || args.y.numel() == 0) return;
-  SLUICE_ASSERT(M < (int64_t{1} << 31));
+  const int64_t M = args.x.shape[0], N = args.y.shape[0], C = args.y.shape[1];
+  SLUICE_ASSERT(M < (int64_t{1} << 30) && C < (int64_t{1} << 30));
   const cudaStream_t stream = stream_of(ctx);
   if (M > 0) {
     if (const int32_t* index = readable_index(stream, args.index)) {
       SLUICE_ASSERT(std::is_sorted(index, index + M) && index[0] >= 0 && index[M - 1] < N);
     }
   }
-  find_ranges<<<ceil_div(N + 1, block), block, 0, stream>>>(data_of<int32_t>(args.index), M, N, begin);
   with_types(args.x, args.y, [&]<class X, class Y>() {
     constexpr int size = pack_size<X, Y>;
     const auto launch = [&](auto kernel, int64_t units) {
-      const RowCut cut(N, units);
-      kernel<<<cut.blocks, cut.threads, 0, stream>>>(data_of<X>(args.x), data_of<float>(args.weight), begin,
-                                                     data_of<Y>(args.y), N, C);
+      kernel<<<ceil_div(N, rows_of_block), RowCut(N, units).threads, 0, stream>>>(
+          data_of<X>(args.x), data_of<float>(args.weight), data_of<int32_t>(args.index), static_cast<int>(M),
+          data_of<Y>(args.y), N, static_cast<int>(C));
     };
     if (C % size == 0 && aligned_to_packs({args.x.data, args.y.data})) launch(weighted_sums<X, Y, size>, C / size);
     else launch(weighted_sums<X, Y, 1>, C);

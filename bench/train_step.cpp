@@ -23,6 +23,7 @@
 #include "ops/common/copy.h"
 #include "ops/gemm/gemm.h"
 #include "timing.h"
+#include "train/adapter_setup.h"
 
 namespace sluice {
 namespace {
@@ -31,6 +32,7 @@ using bench::median;
 using bench::seconds_of;
 
 struct Options {
+  bool longest = false;
   std::string model, shape, format = "bf16", device = "cpu";
   std::string level, head, offload;  // empty: the planner chooses, as with 0 below
   int64_t segment_size = 0, tile = 0, head_rows = 0;
@@ -118,6 +120,34 @@ std::unique_ptr<Model> open(const Options& options) {
   check(options.shape.empty() || model->device.type == DeviceType::cuda, ErrorCode::bad_config,
         "--shape has no weights but those a CUDA device makes; give --device cuda, or --model");
   return model;
+}
+
+// The most tokens whose leanest schedule fits the budget on a device, by its price: no step is run.
+Json find_longest(const Options& options) {
+  const Device device = parse_device(options.device);
+  const auto model = bench::model_of_shape(options.shape, options.format);
+  model->device = device;
+  const AdapterLayout layout(model->config, {.rank = options.rank, .alpha = 2 * static_cast<float>(options.rank)});
+  const PlanRequest request{.model = *model, .layout = layout, .num_threads = options.threads, .device = device};
+  Schedule lean = Schedule::uniform(model->config.num_layers, 1, Level::input);
+  lean.tile = 1024, lean.head_rows = 2048, lean.offload = true;
+  const int64_t around = model->device_bytes() + resident_bytes(layout) + device_bytes(device);
+  int64_t pinned = 0, bytes = 0;
+  const auto fits = [&](int64_t tokens) {
+    pinned = 0;
+    bytes =
+        around + price_step(request, lean, {.spans = Spans::one(tokens), .num_targets = tokens / 4}, nullptr, &pinned);
+    return bytes <= options.memory_mib << 20;
+  };
+  int64_t low = 0, high = int64_t{1} << 23;  // in tokens; a multiple of 1024
+  while (high - low > 1024) {
+    const int64_t middle = (low + high) / 2048 * 1024;
+    (fits(middle) ? low : high) = middle;
+  }
+  fits(std::max<int64_t>(low, 1024));
+  return {
+      {"peer", "sluice"},      {"model", options.shape}, {"format", options.format}, {"memory_mib", options.memory_mib},
+      {"longest_tokens", low}, {"planned_bytes", bytes}, {"pinned_bytes", pinned},   {"schedule", lean.describe()}};
 }
 
 Json measure_step(const Options& options) {
@@ -226,10 +256,16 @@ int main(int argc, char** argv) {
                  "true or false: inputs in pinned host memory; empty: the planner chooses");
   app.add_option("--threads", options.threads);
   app.add_option("--steps", options.steps, "measured, after one to warm up; 0: the first one is measured");
+  app.add_flag("--longest", options.longest,
+               "with --shape, a CUDA device and a budget: how many tokens its leanest schedule takes");
   app.add_option("--gemm", options.gemm, "size of a square matrix product to time instead");
   CLI11_PARSE(app, argc, argv);
   try {
-    std::cout << (options.gemm > 0 ? sluice::measure_gemm(options) : sluice::measure_step(options)).dump() << "\n";
+    std::cout << (options.gemm > 0  ? sluice::measure_gemm(options)
+                  : options.longest ? sluice::find_longest(options)
+                                    : sluice::measure_step(options))
+                     .dump()
+              << "\n";
   } catch (const sluice::Error& e) {
     std::cerr << e.what() << "\n";
     return 1;

@@ -58,10 +58,10 @@ void doctor() {
     if (devices.empty()) fmt::print("CUDA         the backend is here, the driver shows no device\n");
     for (size_t i = 0; i < devices.size(); ++i) {
       const DeviceInfo& d = devices[i];
-      fmt::print("cuda:{}       {}, compute {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}.{}, {}\n", i, d.name,
-                 d.major, d.minor, d.num_multiprocessors, gib(d.free_bytes), gib(d.total_bytes),
+      fmt::print("cuda:{}       {}, compute {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}.{}, {}\n", i,
+                 d.name, d.major, d.minor, d.num_multiprocessors, gib(d.free_bytes), gib(d.total_bytes),
                  d.driver_version / 1000, d.driver_version % 1000 / 10,
-                 d.major == 9  ? "Hopper kernels"
+                 d.major == 9   ? "Hopper kernels"
                  : d.major >= 8 ? "portable kernels"
                                 : "too old: 8.0 is needed");
     }

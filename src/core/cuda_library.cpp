@@ -53,7 +53,8 @@ class Profile {
     for (const auto& [op, e] : ops_) order.emplace_back(e.seconds, op), total += e.seconds;
     std::sort(order.rbegin(), order.rend());
     for (const auto& [seconds, op] : order)
-      std::fprintf(stderr, "%-44s %8ld calls %10.4f s %6.1f %%\n", op.c_str(), ops_[op].calls, seconds, 100 * seconds / total);
+      std::fprintf(stderr, "%-44s %8ld calls %10.4f s %6.1f %%\n", op.c_str(), ops_[op].calls, seconds,
+                   100 * seconds / total);
   }
 
  private:

@@ -15,8 +15,8 @@ namespace sluice {
 Device parse_device(const std::string& name);
 
 struct DeviceInfo {
-  std::string name;            // "NVIDIA H200"
-  int major = 0, minor = 0;    // compute capability
+  std::string name;          // "NVIDIA H200"
+  int major = 0, minor = 0;  // compute capability
   int num_multiprocessors = 0;
   int64_t total_bytes = 0, free_bytes = 0;
   int driver_version = 0, runtime_version = 0;  // 13000 is 13.0

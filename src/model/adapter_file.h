@@ -34,7 +34,8 @@ struct LoadedAdapter {
   std::vector<float> norms;  // DoRA: layout.num_norms() numbers once prepare_adapter (model/dora.h) has filled them
   AdapterFormat format = AdapterFormat::peft;
   std::string base;  // base_model_name_or_path, or empty
-  std::optional<Arena> on_device;       // flat and norms once model/dora.h's prepare_adapter has placed them on a CUDA device
+  std::optional<Arena>
+      on_device;  // flat and norms once model/dora.h's prepare_adapter has placed them on a CUDA device
   Tensor device_flat, device_norms;
 
   Adapter view();

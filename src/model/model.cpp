@@ -157,9 +157,7 @@ int64_t group_bytes(const Weight& w) {  // of the scales, and of the biases
 
 }  // namespace
 
-void Model::embed(Context& ctx, Tensor ids, Tensor x) const {
-  gather(ctx, embedding, ids, config.embedding_scale, x);
-}
+void Model::embed(Context& ctx, Tensor ids, Tensor x) const { gather(ctx, embedding, ids, config.embedding_scale, x); }
 
 bool Model::on_device(const Weight& weight) const {
   if (device.type == DeviceType::cpu) return true;
@@ -219,7 +217,8 @@ void Model::place(Arena& arena, Place place_bytes) {
   if (input_projection.rows > 0) weight(input_projection);
   for (Tensor* t : {&final_norm, &input_norm}) vector(*t);
   for (DecoderLayer& l : layers) {
-    for (Tensor* t : {&l.input_norm, &l.mlp_norm, &l.post_attention_norm, &l.post_mlp_norm, &l.post_input_norm, &l.q_norm, &l.k_norm})
+    for (Tensor* t : {&l.input_norm, &l.mlp_norm, &l.post_attention_norm, &l.post_mlp_norm, &l.post_input_norm,
+                      &l.q_norm, &l.k_norm})
       vector(*t);
   }
   for_each_linear(*this, [&](LoraLinear& linear) {
@@ -231,7 +230,8 @@ void Model::place(Arena& arena, Place place_bytes) {
 int64_t Model::device_bytes() const {
   if (device.type == DeviceType::cpu) return 0;
   Arena arena = Arena::counting(device);
-  const_cast<Model*>(this)->place(arena, [](const std::byte*, std::byte*, int64_t, DType) {});  // a counting arena moves nothing
+  const_cast<Model*>(this)->place(
+      arena, [](const std::byte*, std::byte*, int64_t, DType) {});  // a counting arena moves nothing
   return arena.peak();
 }
 
@@ -242,7 +242,8 @@ void Model::upload() {
   ThreadPool pool(1);
   Context ctx{.arena = *device_memory_, .pool = pool, .device = device};
   place(*device_memory_, [&](const std::byte* from, std::byte* to, int64_t bytes, DType) {
-    check(from != nullptr, ErrorCode::bad_file, source->path() + ": the file is a header without weights; download it whole");
+    check(from != nullptr, ErrorCode::bad_file,
+          source->path() + ": the file is a header without weights; download it whole");
     copy_from_host(ctx, {.host = from, .tensor = {.data = to, .dtype = DType::u8, .shape = {bytes}}});
   });
 }

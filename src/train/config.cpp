@@ -222,7 +222,8 @@ const std::vector<Setting>& train_settings() {
       {"precision", &C::precision, "of activations and of the operands of products", {}, {"bf16", "fp32"}},
       {"device", &C::device, "where to run: cpu, cuda or cuda:1"},
       {"memory", &C::memory,
-       "budget, e.g. 600MiB; auto: what is free. On the CPU of the process without the mapped base, on a CUDA device of the device's memory"},
+       "budget, e.g. 600MiB; auto: what is free. On the CPU of the process without the mapped base, on a CUDA device "
+       "of the device's memory"},
       {"threads", &C::threads, "threads; 0: every core this process may use", {}, {}, 0, 1024},
       {"segment_size", &C::segment_size, "layers recomputed together; 0: the planner chooses", {}, {}, 0, 1e6},
       {"level", &C::level, "what a layer keeps for the backward", {}, {"auto", "input", "attention", "all"}},

@@ -26,7 +26,8 @@ struct Rates {
 };
 // Measured by bench/ on two cores (AVX512-BF16) and on one H200.
 Rates rates_of(Device device) {
-  if (device.type == DeviceType::cuda) return {.linear = 0.8, .attention = 0.55, .plain_tile_rows = 300, .quantised_tile_rows = 600};
+  if (device.type == DeviceType::cuda)
+    return {.linear = 0.8, .attention = 0.55, .plain_tile_rows = 300, .quantised_tile_rows = 600};
   return {.linear = 0.85, .attention = 0.55, .plain_tile_rows = 40, .quantised_tile_rows = 40};
 }
 
@@ -63,8 +64,7 @@ class CostModel {
       : request_(request), rates_(rates_of(request.device)), tokens_(shape.spans.num_tokens()) {
     for (const DecoderLayer& l : request.model.layers) {
       const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
-      attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) /
-                           rates_.attention);
+      attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim) / rates_.attention);
     }
   }
 
@@ -91,7 +91,8 @@ class CostModel {
  private:
   double linear(double weights, int64_t tile) const {
     const double tiles = static_cast<double>((tokens_ + tile - 1) / tile);
-    return weights * (static_cast<double>(tokens_) + tile_rows(request_.model.layers.front().gate.weight) * tiles) / rates_.linear;
+    return weights * (static_cast<double>(tokens_) + tile_rows(request_.model.layers.front().gate.weight) * tiles) /
+           rates_.linear;
   }
   double tile_rows(const Weight& weight) const {
     return weight.format == WeightFormat::bf16 ? rates_.plain_tile_rows : rates_.quantised_tile_rows;
@@ -324,43 +325,44 @@ std::vector<Candidate> search(const PlanRequest& request) {
   std::vector<bool> offloads = {false};
   if (cuda && request.offload != "false") offloads.push_back(true);
   if (request.offload == "true") offloads = {true};
-  for (int64_t tile : tiles) for (bool offload : offloads) {
-    for (Head& head : heads) head.like.tile = tile, head.like.offload = offload;
-    const double slower = offload ? offload_cost : 1;
-    if (request.segment_size <= 1) {
-      const PhaseTable table = phase_table(request, heads.front().like, shape);
-      // The last layers keep most: their memory is the first to be given back.
-      for (int64_t all = 0; all <= L; ++all) {
-        for (int64_t attention = 0; attention + all <= L; ++attention) {
-          std::vector<Level> choice(static_cast<size_t>(L), Level::input);
-          for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
-          for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
-          if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
-          const double layers_cost = slower * cost.step(with_levels(heads.front().like, choice));
+  for (int64_t tile : tiles)
+    for (bool offload : offloads) {
+      for (Head& head : heads) head.like.tile = tile, head.like.offload = offload;
+      const double slower = offload ? offload_cost : 1;
+      if (request.segment_size <= 1) {
+        const PhaseTable table = phase_table(request, heads.front().like, shape);
+        // The last layers keep most: their memory is the first to be given back.
+        for (int64_t all = 0; all <= L; ++all) {
+          for (int64_t attention = 0; attention + all <= L; ++attention) {
+            std::vector<Level> choice(static_cast<size_t>(L), Level::input);
+            for (int64_t l = L - all - attention; l < L - all; ++l) choice[static_cast<size_t>(l)] = Level::attention;
+            for (int64_t l = L - all; l < L; ++l) choice[static_cast<size_t>(l)] = Level::all;
+            if (!std::all_of(choice.begin(), choice.end(), levels_allowed)) continue;
+            const double layers_cost = slower * cost.step(with_levels(heads.front().like, choice));
+            for (const Head& head : heads) {
+              found.push_back({.schedule = with_levels(head.like, choice),
+                               .step_bytes = table.peak(choice, head.bytes),
+                               .cost = layers_cost + head.cost});
+            }
+          }
+        }
+      }
+      for (int64_t size : segment_sizes(L, request.segment_size)) {
+        for (Level level : levels) {
+          if (!levels_allowed(level)) continue;
+          Schedule schedule = heads.front().like;
+          schedule.segments = Schedule::uniform(L, size, level).segments;
+          std::vector<PhaseRecord> log;
+          price_step(request, schedule, shape, &log);
+          const double layers_cost = slower * cost.step(schedule);
           for (const Head& head : heads) {
-            found.push_back({.schedule = with_levels(head.like, choice),
-                             .step_bytes = table.peak(choice, head.bytes),
-                             .cost = layers_cost + head.cost});
+            schedule.head_rows = head.like.head_rows;
+            found.push_back(
+                {.schedule = schedule, .step_bytes = peak_with_head(log, head.bytes), .cost = layers_cost + head.cost});
           }
         }
       }
     }
-    for (int64_t size : segment_sizes(L, request.segment_size)) {
-      for (Level level : levels) {
-        if (!levels_allowed(level)) continue;
-        Schedule schedule = heads.front().like;
-        schedule.segments = Schedule::uniform(L, size, level).segments;
-        std::vector<PhaseRecord> log;
-        price_step(request, schedule, shape, &log);
-        const double layers_cost = slower * cost.step(schedule);
-        for (const Head& head : heads) {
-          schedule.head_rows = head.like.head_rows;
-          found.push_back(
-              {.schedule = schedule, .step_bytes = peak_with_head(log, head.bytes), .cost = layers_cost + head.cost});
-        }
-      }
-    }
-  }
   SLUICE_ASSERT(!found.empty());
   return found;
 }
@@ -379,10 +381,14 @@ int64_t price_step(const PlanRequest& request, const Schedule& schedule, const B
   return counted(request, [&](Context& ctx) {
     const std::vector<int32_t> ids = zeros(shape.spans.num_tokens()), rows = zeros(shape.num_targets);
     const Adapter adapter = unread_adapter(request.layout);
-    forward_backward(
-        ctx, request.model, adapter, adapter, {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
-        {.schedule = schedule, .dtype = request.dtype, .dropout = {.p = request.layout.spec().dropout}, .pinned = &pinned, .log = log},
-        [](auto, auto) { return 0.0; });
+    forward_backward(ctx, request.model, adapter, adapter,
+                     {.ids = ids, .spans = shape.spans, .rows = rows, .targets = rows},
+                     {.schedule = schedule,
+                      .dtype = request.dtype,
+                      .dropout = {.p = request.layout.spec().dropout},
+                      .pinned = &pinned,
+                      .log = log},
+                     [](auto, auto) { return 0.0; });
     if (pinned_bytes != nullptr) *pinned_bytes = std::max(*pinned_bytes, pinned.peak());
     if (log == nullptr) return ctx.arena.peak();
     int64_t peak = 0;
@@ -396,8 +402,7 @@ Plan make_plan(const PlanRequest& request) {
   const std::vector<Candidate> found = search(request);
   const double fastest = fastest_cost(found);
   const Plan around = describe_around(request);
-  const int64_t for_step =
-      around.budget_bytes - around.weight_bytes - around.parameter_bytes - around.process_bytes;
+  const int64_t for_step = around.budget_bytes - around.weight_bytes - around.parameter_bytes - around.process_bytes;
   const Candidate* leanest = &found.front();
   for (const Candidate& c : found) {
     if (c.step_bytes < leanest->step_bytes) leanest = &c;
@@ -455,9 +460,11 @@ std::string plan_table(const Plan& plan) {
   row("head", plan.head_bytes, "above what is kept then");
   row("step arena", plan.step_bytes, cuda ? "exact; one allocation" : "exact; touched at start");
   row("validation", plan.validation_bytes, "inside the step arena");
-  row("process", plan.process_bytes, cuda ? "CUDA's context and kernels, and other processes" : "program, tokenizer, data, kernels");
+  row("process", plan.process_bytes,
+      cuda ? "CUDA's context and kernels, and other processes" : "program, tokenizer, data, kernels");
   row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
-  if (plan.pinned_bytes > 0) row("pinned host memory", plan.pinned_bytes, "besides: inputs wait there for the backward");
+  if (plan.pinned_bytes > 0)
+    row("pinned host memory", plan.pinned_bytes, "besides: inputs wait there for the backward");
   if (!cuda) row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
   text += fmt::format("  estimated time {:.2f} x that of the fastest schedule\n", plan.relative_time);
   return text;

@@ -39,7 +39,7 @@ struct PlanRequest {
   int64_t segment_size = 0, tile = 0, head_rows = 0;
   std::string level;    // input, attention, all
   std::string offload;  // true, false: inputs of segments in pinned host memory, on a CUDA device
-  std::string head;   // by_rows, by_blocks
+  std::string head;     // by_rows, by_blocks
 };
 
 struct Plan {

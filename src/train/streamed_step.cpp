@@ -244,7 +244,9 @@ class Inputs {
     if (!offload_) return;
     if (i + 1 < num_segments_) wait_aside(ctx_, {.slot = slot(i)});
     if (i == 0) return;
-    copy_aside(ctx_, {.from = away_[static_cast<size_t>(i - 1)], .to = ring_[static_cast<size_t>(slot(i - 1))], .slot = slot(i - 1)});
+    copy_aside(ctx_, {.from = away_[static_cast<size_t>(i - 1)],
+                      .to = ring_[static_cast<size_t>(slot(i - 1))],
+                      .slot = slot(i - 1)});
   }
 
   // Nothing is on its way any more.

@@ -37,19 +37,12 @@ volatile std::sig_atomic_t interrupted = 0;
 // of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
 constexpr int64_t first_steps_bytes = 8 << 20;
 
-// What a CUDA context and the kernels of a step take, for plans made where there is no device. Measured on one H200 (docs/memory.md).
-constexpr int64_t assumed_context_bytes = int64_t{600} << 20;
 // Kernels that are loaded after planning.
 constexpr int64_t device_first_steps_bytes = int64_t{64} << 20;
 
 // What is held on the device now: by CUDA's context, and by other processes.
 int64_t held_on(Device device) {
-  DeviceMemory memory;
-  try {
-    memory = memory_of(device);
-  } catch (const Error&) {
-    return assumed_context_bytes;
-  }
+  const DeviceMemory memory = memory_of(device);
   return memory.total_bytes - memory.free_bytes + device_first_steps_bytes;
 }
 
@@ -123,7 +116,8 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
   request.num_threads = num_threads;
   request.budget_bytes = config.memory == "auto" ? 0 : parse_bytes(config.memory, "memory");
   request.device = parse_device(config.device);
-  if (request.device.type == DeviceType::cuda) request.process_bytes = [device = request.device] { return held_on(device); };
+  if (request.device.type == DeviceType::cuda)
+    request.process_bytes = [device = request.device] { return held_on(device); };
   else request.process_bytes = [] { return process_memory().anonymous_bytes + first_steps_bytes; };
   request.segment_size = config.segment_size;
   request.tile = config.tile;
@@ -197,8 +191,9 @@ void Run::plan_memory() {
 std::string Run::identity() const {
   // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
   Json what = sluice::to_json(config_);
-  for (const char* free : {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head",
-                           "head_rows", "offload", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
+  for (const char* free :
+       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows", "offload",
+        "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
     what.erase(free);
   }
   const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
@@ -422,10 +417,11 @@ void Run::finish() {
   s.result.arena_planned = s.arena.capacity();
   s.result.arena_used = s.arena.peak();
   const bool cuda = model_->device.type == DeviceType::cuda;
-  progress_.note(fmt::format(
-      "step arena: {} planned, {} used; {}: {} planned, {} at its highest report{}", gib(plan_.step_bytes),
-      gib(s.arena.peak()), cuda ? "device" : "process", gib(plan_.total_bytes()), gib(std::max(s.peak_bytes, held_bytes())),
-      cuda ? "" : fmt::format(", and {} of the mapped base resident", gib(process_memory().mapped_bytes))));
+  progress_.note(
+      fmt::format("step arena: {} planned, {} used; {}: {} planned, {} at its highest report{}", gib(plan_.step_bytes),
+                  gib(s.arena.peak()), cuda ? "device" : "process", gib(plan_.total_bytes()),
+                  gib(std::max(s.peak_bytes, held_bytes())),
+                  cuda ? "" : fmt::format(", and {} of the mapped base resident", gib(process_memory().mapped_bytes))));
   progress_.note(
       fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
 }

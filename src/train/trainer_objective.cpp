@@ -29,7 +29,10 @@ void Run::find_reference() {
   for (int64_t i = 0; i < total_microbatches_; ++i) {
     for (int64_t row : rows_of(i)) reached[static_cast<size_t>(row)] = true;
   }
-  std::string what = policy_->key() + config_.precision + (state_->ctx.device.type == DeviceType::cuda ? "cuda" : state_->ctx.isa == Isa::avx2 ? "avx2" : "avx512");
+  std::string what = policy_->key() + config_.precision +
+                     (state_->ctx.device.type == DeviceType::cuda ? "cuda"
+                      : state_->ctx.isa == Isa::avx2              ? "avx2"
+                                                                  : "avx512");
   what += text_->template_source;
   for (bool row : reached) what += row ? '1' : '0';
   train_rows_.append_to(what);
@@ -177,9 +180,10 @@ double Run::run_microbatch(int64_t index, double count, double kl) {
     return s.pairs.loss - before;
   };
   const bool sft = objective_.kind == ObjectiveKind::sft;
-  const double loss = forward_backward(s.ctx, *model_, s.adapter, s.grads, step_batch(batch.tokens),
-                                       {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout, .pinned = &s.pinned},
-                                       sft ? LossFunction(tokens_mean) : LossFunction(rows_mean));
+  const double loss = forward_backward(
+      s.ctx, *model_, s.adapter, s.grads, step_batch(batch.tokens),
+      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout, .pinned = &s.pinned},
+      sft ? LossFunction(tokens_mean) : LossFunction(rows_mean));
   s.loss_count += sft ? batch.tokens.num_targets() : batch.num_pairs;
   s.run_tokens += batch.tokens.num_tokens();
   s.now.trained_tokens += batch.tokens.num_targets();

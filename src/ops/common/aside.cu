@@ -37,7 +37,8 @@ void copy_aside(Context& ctx, const CopyAside& args) {
   const auto slot = static_cast<size_t>(args.slot);
   check_cuda(cudaEventRecord(b.before[slot], facts.stream), "copy_aside");
   check_cuda(cudaStreamWaitEvent(b.stream, b.before[slot], 0), "copy_aside");
-  check_cuda(cudaMemcpyAsync(args.to.data, args.from.data, static_cast<size_t>(args.from.size_bytes()), cudaMemcpyDefault, b.stream),
+  check_cuda(cudaMemcpyAsync(args.to.data, args.from.data, static_cast<size_t>(args.from.size_bytes()),
+                             cudaMemcpyDefault, b.stream),
              "copy_aside");
   check_cuda(cudaEventRecord(b.after[slot], b.stream), "copy_aside");
 }

@@ -24,12 +24,14 @@ int count_devices() {
 const DeviceFacts& facts(int index) {
   static std::array<DeviceFacts, max_devices> all;
   static std::array<std::once_flag, max_devices> once;
-  check(index >= 0 && index < max_devices, ErrorCode::device, "CUDA device " + std::to_string(index) + " does not exist");
+  check(index >= 0 && index < max_devices, ErrorCode::device,
+        "CUDA device " + std::to_string(index) + " does not exist");
   std::call_once(once[static_cast<size_t>(index)], [&] {
     const int count = count_devices();
     check(index < count, ErrorCode::device,
-          count == 0 ? "there is no CUDA device, or no NVIDIA driver; use device: cpu"
-                     : "CUDA device " + std::to_string(index) + " does not exist; the driver shows " + std::to_string(count));
+          count == 0
+              ? "there is no CUDA device, or no NVIDIA driver; use device: cpu"
+              : "CUDA device " + std::to_string(index) + " does not exist; the driver shows " + std::to_string(count));
     check_cuda(cudaSetDevice(index), "choosing a CUDA device");
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, index), "asking a CUDA device what it is");
@@ -126,8 +128,9 @@ SLUICE_EXPORT void sluice_cuda_free(int /*device*/, std::byte* memory) { cudaFre
 
 SLUICE_EXPORT std::byte* sluice_cuda_pinned_allocate(int64_t bytes) {
   void* memory = nullptr;
-  cuda::check_cuda(cudaHostAlloc(&memory, static_cast<size_t>(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped),
-                   ("pinning " + std::to_string(bytes >> 20) + " MiB of host memory").c_str());
+  cuda::check_cuda(
+      cudaHostAlloc(&memory, static_cast<size_t>(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped),
+      ("pinning " + std::to_string(bytes >> 20) + " MiB of host memory").c_str());
   return static_cast<std::byte*>(memory);
 }
 
@@ -165,7 +168,8 @@ SLUICE_EXPORT double sluice_cuda_timer_stop(int device, void* events) {
   return static_cast<double>(milliseconds);
 }
 
-SLUICE_EXPORT void sluice_cuda_random(int device, void* memory, sluice::DType dtype, int64_t count, uint64_t seed, float scale) {
+SLUICE_EXPORT void sluice_cuda_random(int device, void* memory, sluice::DType dtype, int64_t count, uint64_t seed,
+                                      float scale) {
   const cudaStream_t stream = cuda::facts(device).stream;
   if (count == 0) return;
   cuda::with_type(dtype, [&]<class T>() {

@@ -24,10 +24,10 @@
 #include "core/tensor.h"
 
 // The symbol by which SLUICE_DISPATCH finds a backend function in libsluice_cuda.so.
-#define SLUICE_CUDA_ENTRY(function, Args)                                                              \
-  extern "C" __attribute__((visibility("default"))) void sluice_cuda_##function(::sluice::Context& ctx, \
+#define SLUICE_CUDA_ENTRY(function, Args)                                                                     \
+  extern "C" __attribute__((visibility("default"))) void sluice_cuda_##function(::sluice::Context& ctx,       \
                                                                                 const ::sluice::Args& args) { \
-    ::sluice::cuda::function(ctx, args);                                                               \
+    ::sluice::cuda::function(ctx, args);                                                                      \
   }
 
 namespace sluice::cuda {
@@ -44,7 +44,7 @@ inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what
 // Facts of the device that a launch asks for; read once. Makes the context's device current for the calling thread.
 struct DeviceFacts {
   int index = 0;
-  int major = 0, minor = 0;       // compute capability
+  int major = 0, minor = 0;  // compute capability
   int num_multiprocessors = 0;
   int64_t shared_bytes_per_block = 0;  // the most that a block can ask for
   cudaStream_t stream = nullptr;       // where all work of the device runs
@@ -68,9 +68,13 @@ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); 
 template <class T>
 __device__ T from_float(float x);
 template <>
-__device__ inline float from_float<float>(float x) { return x; }
+__device__ inline float from_float<float>(float x) {
+  return x;
+}
 template <>
-__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 
 // Calls body.template operator()<T>() with T the kernels' type of a dtype.
 template <class Body>

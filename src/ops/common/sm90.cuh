@@ -27,19 +27,21 @@ namespace sluice::cuda {
 // Passed to kernels as `const __grid_constant__ CUtensorMap`. Throws Error(device). Host code; sm90.cu.
 CUtensorMap tensor_map(const void* data, int64_t rows, int64_t cols, int64_t stride, int box_rows, int box_cols = 64);
 // The same with heads: [rows, heads, head_dim], head h at + h * head_dim; coordinates {column in head, head, row}.
-CUtensorMap tensor_map_heads(const void* data, int64_t rows, int64_t heads, int64_t head_dim, int box_rows, int box_cols = 64);
+CUtensorMap tensor_map_heads(const void* data, int64_t rows, int64_t heads, int64_t head_dim, int box_rows,
+                             int box_cols = 64);
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
 // Matrix descriptors (PTX ISA, "Matrix descriptor format"). `address` of shared memory.
 // k contiguous: slab [rows, 64 k]; step k by 16: + 32 bytes inside a slab. Rows 8 i … 8 i + 7 lie 1024 i bytes on.
 __device__ inline uint64_t descriptor_k(uint32_t address) {
-  return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
+  return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) |
+         (uint64_t{1} << 62);
 }
 // mn contiguous: slabs [k rows, 64 mn], `slab_bytes` apart; step k by 16: + 2048 bytes.
 __device__ inline uint64_t descriptor_mn(uint32_t address, uint32_t slab_bytes) {
-  return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (static_cast<uint64_t>(slab_bytes >> 4) << 16) | (uint64_t{1024 >> 4} << 32) |
-         (uint64_t{1} << 62);
+  return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (static_cast<uint64_t>(slab_bytes >> 4) << 16) |
+         (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
 // Where element (row, col < 64) of a slab lies, in bytes from its begin: what ordinary stores must agree with.
 __host__ __device__ inline uint32_t swizzled_offset(uint32_t row, uint32_t col) {
@@ -66,7 +68,8 @@ __device__ inline void barrier_init_fence() {
 }
 __device__ inline void barrier_expect_bytes(uint64_t* barrier, uint32_t bytes) {  // also arrives once
 #ifdef SLUICE_SM90A
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 #endif
 }
 __device__ inline void barrier_arrive(uint64_t* barrier) {
@@ -82,7 +85,9 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra end;\n"
       "bra again;\n"
-      "end:}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+      "end:}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 #endif
 }
 
@@ -94,30 +99,36 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 // Box at (row, col) into shared memory, by one thread; completes on the barrier.
 __device__ inline void tma_load(void* shared, const CUtensorMap* map, uint64_t* barrier, int col, int row) {
 #ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                   shared_address(shared)), "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(col), "r"(row)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          shared_address(shared)),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(col), "r"(row)
+      : "memory");
 #endif
 }
-__device__ inline void tma_load_head(void* shared, const CUtensorMap* map, uint64_t* barrier, int col, int head, int row) {
+__device__ inline void tma_load_head(void* shared, const CUtensorMap* map, uint64_t* barrier, int col, int head,
+                                     int row) {
 #ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                   shared_address(shared)), "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(col), "r"(head),
-               "r"(row)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(shared_address(shared)),
+      "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(col), "r"(head), "r"(row)
+      : "memory");
 #endif
 }
 // From shared to global memory, by one thread, after fence_async_shared in the writing threads and a barrier among them.
 __device__ inline void tma_store(const CUtensorMap* map, const void* shared, int col, int row) {
 #ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(reinterpret_cast<uint64_t>(map)), "r"(
-                   shared_address(shared)), "r"(col), "r"(row)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
+               "r"(shared_address(shared)), "r"(col), "r"(row)
                : "memory");
 #endif
 }
 __device__ inline void tma_store_head(const CUtensorMap* map, const void* shared, int col, int head, int row) {
 #ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(reinterpret_cast<uint64_t>(map)),
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                   reinterpret_cast<uint64_t>(map)),
                "r"(shared_address(shared)), "r"(col), "r"(head), "r"(row)
                : "memory");
 #endif
@@ -154,18 +165,25 @@ __device__ void registers_alloc() {
 #endif
 }
 // A named barrier (1-15) among `threads` threads.
-__device__ inline void named_barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-__device__ inline void named_barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ inline void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Four 8x8 matrices of bf16 from registers to shared memory; lane l gives the address of one row of 16 bytes.
 __device__ inline void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #ifdef SLUICE_SM90A
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
 #endif
 }
 __device__ inline void stmatrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #ifdef SLUICE_SM90A
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
                : "memory");
 #endif
 }

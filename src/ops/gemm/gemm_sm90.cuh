@@ -10,12 +10,13 @@
 // which is walked first, lies as the first does; it is LoRA's low-rank product and costs R / K more. Sums run over k in
 // order, 16 at a time, in one accumulator: an element's bits depend on its row of A, its column of B, K and R alone.
 //
-// One persistent block an SM, 128 x tile_n of C at a time (tile_n 256, 192 or 128, whichever fills the waves best): a producer warp loads 64 k at once through a ring of stages,
-// two warpgroups multiply 64 rows each. Blocks run in pairs (clusters) that share their columns: each loads half of B
-// for both.
+// One persistent block an SM, 128 x tile_n of C at a time (tile_n 256, 192 or 128, whichever fills the waves best): a
+// producer warp loads 64 k at once through a ring of stages, two warpgroups multiply 64 rows each. Blocks run in pairs
+// (clusters) that share their columns: each loads half of B for both.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include "ops/common/cuda_utils.cuh"
@@ -88,7 +89,6 @@ struct Extents {
   int k2_rest;              // blocks of 16 after them: a rank of 16 costs one step of wgmma, not four
   int units_m, tiles_n;     // a unit is `cluster` tiles, one below the other
   int cluster;              // 1 or 2
-  int lead;                 // stages that the first warpgroup begins before the second
 };
 
 // Units in bands of rows, so that the blocks of a wave share rows of A and columns of B in L2.
@@ -126,6 +126,12 @@ __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
+// Kernels of one stream may be launched while the one before still runs; what it wrote is there after this.
+__device__ inline void wait_for_previous_kernel() {
+#ifdef SLUICE_SM90A
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ inline void wait_phase(uint64_t* barrier,
                                   uint32_t parity) {  // lanes may see the completion at different times
 #ifdef SLUICE_SM90A
@@ -161,6 +167,7 @@ __global__ void __launch_bounds__(threads, 1)
   }
   __syncthreads();
   if (e.cluster > 1) cluster_sync();
+  wait_for_previous_kernel();
 
   const int first = static_cast<int>(blockIdx.x) / e.cluster, step = static_cast<int>(gridDim.x) / e.cluster;
   const int units = e.units_m * e.tiles_n;
@@ -209,7 +216,6 @@ __global__ void __launch_bounds__(threads, 1)
     float acc[T::tile_n / 2];
 #pragma unroll
     for (float& value : acc) value = 0;
-    if (warpgroup == 1 && e.lead > 0) wait_phase(full + e.lead, 0);
     const bool has_pair2 = e.k2_blocks + e.k2_rest > 0;
     int in_flight = -1;  // the stage that the last group of wgmma reads
     const auto release = [&] {
@@ -266,9 +272,20 @@ __global__ void __launch_bounds__(threads, 1)
 #endif
 }
 
+// Clusters of `cluster` blocks, begun while the kernel before ends (wait_for_previous_kernel).
+inline std::array<cudaLaunchAttribute, 2> launch_attributes(int cluster) {
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster);
+  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  return attributes;
+}
+
 template <class T, class Epilogue>
 void launch(const DeviceFacts& facts, const GemmSm90& g, int cluster, const typename Epilogue::Params& params,
-            const char* what, int lead = 0) {
+            const char* what) {
   const auto map = [](const void* data, int64_t extent, int64_t k, int64_t stride, Major major, int box) {
     return major == Major::k ? tensor_map(data, extent, k, stride, box) : tensor_map(data, k, extent, stride, 64);
   };
@@ -284,8 +301,7 @@ void launch(const DeviceFacts& facts, const GemmSm90& g, int cluster, const type
                   .k2_rest = static_cast<int>(ceil_div(rest, 16)),
                   .units_m = static_cast<int>(ceil_div(g.M, tile_m * cluster)),
                   .tiles_n = static_cast<int>(ceil_div(g.N, T::tile_n)),
-                  .cluster = cluster,
-                  .lead = ceil_div(g.K, tile_k) > lead ? lead : 0};
+                  .cluster = cluster};
   static std::atomic<uint64_t> prepared{0};  // a bit for each device
   const uint64_t bit = uint64_t{1} << facts.index;
   if ((prepared.load() & bit) == 0) {
@@ -299,12 +315,9 @@ void launch(const DeviceFacts& facts, const GemmSm90& g, int cluster, const type
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = T::shared_bytes;
   config.stream = facts.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  const std::array attributes = launch_attributes(cluster);
+  config.attrs = const_cast<cudaLaunchAttribute*>(attributes.data());
+  config.numAttrs = attributes.size();
   check_cuda(cudaLaunchKernelEx(&config, kernel<T, Epilogue>, a, b, a2, b2, e, params), what);
 }
 

@@ -237,7 +237,8 @@ bool backward_on_hopper(const Context& ctx, const LinearBackward& args) {
          args.weight.rows % 8 == 0 && is_aligned(args.dy.data) && (args.x.empty() || is_aligned(args.x.data));
 }
 
-// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. The wider of x and dy is read once, the other twice.
+// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. The wider of x and dy is read once,
+// the other twice.
 void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
                       uint32_t* keep) {
   const DType dtype = ad.dtype;
@@ -245,13 +246,13 @@ void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOpe
   ArenaScope scope(ctx.arena);
   const bool masked = args.dropout.p > 0;
   const int64_t sums_each = adapter_pass_sums(hopper, 1, std::max(in, out), ad.padded) * 4;
-  const int64_t partials_each = ceil_div(ad.R * (in + out) * 4, row_chunk);
+  const int64_t partials_each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
   const int64_t each = std::max({sums_each, partials_each, masked ? in * size : 0});
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
   auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
-  auto* const partials_a = scope.array<float>(chunks * ad.R * in);
-  auto* const partials_b = scope.array<float>(chunks * ad.R * out);
+  auto* const partials_a = scope.array<float>(chunks * ad.padded * in);
+  auto* const partials_b = scope.array<float>(chunks * ad.padded * out);
   void* const xa = ctx.arena.bytes(groups.width * ad.padded * size);
   const Dropped dropped(ctx, args.dropout, dtype, groups.width, in);
   if (ctx.counting()) return;
@@ -282,7 +283,7 @@ void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOpe
     run(narrow, true, false);
     run(wide, true, true);
     run(narrow, false, true);
-    add_partials(ctx, ceil_div(count, row_chunk), ad.R, in, out, partials_a, partials_b, args.dlora_a.as<float>(),
+    add_partials(ctx, ad, ceil_div(count, row_chunk), partials_a, partials_b, args.dlora_a.as<float>(),
                  args.dlora_b.as<float>());
   }
 }

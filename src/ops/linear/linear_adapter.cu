@@ -17,6 +17,21 @@ namespace {
 
 constexpr int threads = 256;
 
+// A kernel that begins with wait_for_previous_kernel.
+template <class... Parameters, class... Arguments>
+void launch(const Context& ctx, void (*kernel)(Parameters...), unsigned blocks, const char* what,
+            Arguments... arguments) {
+  const DeviceFacts& facts = facts_of(ctx);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.stream = facts.stream;
+  const std::array attributes = gemm_sm90_detail::launch_attributes(1);
+  config.attrs = const_cast<cudaLaunchAttribute*>(attributes.data());
+  config.numAttrs = facts.hopper() ? attributes.size() : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
+}
+
 unsigned blocks_for(int64_t items) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(items, threads), 1, 1 << 20));
 }
@@ -30,6 +45,7 @@ struct Prepare {
 
 template <class T>
 __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Prepare p) {
+  gemm_sm90_detail::wait_for_previous_kernel();
   const int64_t count_a = p.padded * p.in, count_b = p.padded * p.out, count_ratio = p.ratio != nullptr ? p.out : 0;
   const int64_t all = count_a + count_b + count_ratio;
   for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
@@ -78,6 +94,7 @@ template <class T>
 __global__ void __launch_bounds__(threads)
     drop_kernel(const __grid_constant__ Dropout dropout, uint32_t threshold, const T* x, int64_t rows, int64_t cols,
                 int64_t words, uint8_t* keep, T* xd, bool wide) {
+  gemm_sm90_detail::wait_for_previous_kernel();
   const int64_t octets = ceil_div(cols, 8);
   for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < rows * octets; i += int64_t{gridDim.x} * threads) {
     const int64_t row = i / octets, octet = i - row * octets, at = row * cols + octet * 8;
@@ -116,19 +133,27 @@ __global__ void __launch_bounds__(threads) round_kernel(int64_t count, float fac
     to[i] = from_float<T>(from[i] * factor);
 }
 
-__global__ void __launch_bounds__(threads)
-    add_partials_kernel(int64_t chunks, int64_t R, int64_t in, int64_t out, const float* partials_a,
-                        const float* partials_b, float* da, float* db) {
-  const int64_t count_a = R * in, all = count_a + R * out;
-  for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
+struct Partials {
+  int64_t chunks;
+  int R, padded, in, out;
+  const float *a, *b;
+  float *da, *db;
+};
+
+__global__ void __launch_bounds__(threads) add_partials_kernel(const __grid_constant__ Partials p) {
+  gemm_sm90_detail::wait_for_previous_kernel();
+  const int64_t count_a = int64_t{p.in} * p.padded, count_b = int64_t{p.out} * p.padded;
+  for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < count_a + count_b;
+       item += int64_t{gridDim.x} * threads) {
     const bool is_a = item < count_a;
-    const int64_t i = is_a ? item : item - count_a, stride = is_a ? count_a : R * out;
-    const float* const from = (is_a ? partials_a : partials_b) + i;
-    const int64_t r = i / out;
-    float* const to = is_a ? da + i : db + (i - r * out) * R + r;
+    const int64_t i = is_a ? item : item - count_a, stride = is_a ? count_a : count_b;
+    const auto col = static_cast<int>(i / p.padded), r = static_cast<int>(i - int64_t{col} * p.padded);
+    if (r >= p.R) continue;
+    const float* from = (is_a ? p.a : p.b) + i;
+    float* const to = is_a ? p.da + int64_t{r} * p.in + col : p.db + int64_t{col} * p.R + r;
     float sum = *to;
-#pragma unroll 8
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += from[chunk * stride];
+#pragma unroll 16
+    for (int64_t chunk = 0; chunk < p.chunks; ++chunk, from += stride) sum += *from;
     *to = sum;
   }
 }
@@ -161,8 +186,7 @@ AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float sc
                      .b_t = ad.b_t,
                      .ratio = ad.ratio};
   const int64_t items = ad.padded * (ad.in + ad.out) + ad.out;
-  with_type(dtype, [&]<class T>() { prepare_kernel<T><<<blocks_for(items), threads, 0, stream_of(ctx)>>>(args); });
-  check_launch("preparing an adapter");
+  with_type(dtype, [&]<class T>() { launch(ctx, prepare_kernel<T>, blocks_for(items), "preparing an adapter", args); });
   return ad;
 }
 
@@ -172,11 +196,10 @@ void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x
   const bool wide =
       cols % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(xd) % 16 == 0;
   with_type(dtype, [&]<class T>() {
-    drop_kernel<T><<<blocks_for(rows * ceil_div(cols, 8)), threads, 0, stream_of(ctx)>>>(
-        dropout, threshold, static_cast<const T*>(x), rows, cols, keep_words(cols), reinterpret_cast<uint8_t*>(keep),
-        static_cast<T*>(xd), wide);
+    launch(ctx, drop_kernel<T>, blocks_for(rows * ceil_div(cols, 8)), "dropout", dropout, threshold,
+           static_cast<const T*>(x), rows, cols, keep_words(cols), reinterpret_cast<uint8_t*>(keep),
+           static_cast<T*>(xd), wide);
   });
-  check_launch("dropout");
 }
 
 int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded) {
@@ -208,31 +231,38 @@ void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& p) {
   const int64_t whole = p.rows / row_chunk, rest = p.rows % row_chunk, size = size_of(p.dtype);
   const auto chunks = [&](int64_t first, int64_t count, int64_t rows) {
     if (count == 0 || rows == 0) return;
-    plain_gemm(ctx, {.m = p.R,
-                     .n = p.cols,
+    plain_gemm(ctx, {.m = p.cols,
+                     .n = p.padded,
                      .k = rows,
                      .dtype = p.dtype,
-                     .a = static_cast<const std::byte*>(p.other) + first * row_chunk * p.padded * size,
-                     .lda = p.padded,
+                     .a = static_cast<const std::byte*>(p.x) + first * row_chunk * p.cols * size,
+                     .lda = p.cols,
                      .transpose_a = true,
-                     .b = static_cast<const std::byte*>(p.x) + first * row_chunk * p.cols * size,
-                     .ldb = p.cols,
-                     .c = p.partials + first * p.R * p.cols,
-                     .ldc = p.cols,
+                     .b = static_cast<const std::byte*>(p.other) + first * row_chunk * p.padded * size,
+                     .ldb = p.padded,
+                     .c = p.partials + first * p.cols * p.padded,
+                     .ldc = p.padded,
                      .batch = count,
-                     .stride_a = row_chunk * p.padded,
-                     .stride_b = row_chunk * p.cols,
-                     .stride_c = p.R * p.cols});
+                     .stride_a = row_chunk * p.cols,
+                     .stride_b = row_chunk * p.padded,
+                     .stride_c = p.cols * p.padded});
   };
   chunks(0, whole, row_chunk);
   chunks(whole, 1, rest);
 }
 
-void add_partials(const Context& ctx, int64_t chunks, int64_t R, int64_t in, int64_t out, const float* partials_a,
+void add_partials(const Context& ctx, const AdapterOperands& ad, int64_t chunks, const float* partials_a,
                   const float* partials_b, float* da, float* db) {
-  add_partials_kernel<<<blocks_for(R * (in + out)), threads, 0, stream_of(ctx)>>>(chunks, R, in, out, partials_a,
-                                                                                  partials_b, da, db);
-  check_launch("adding an adapter's gradients");
+  const Partials args{.chunks = chunks,
+                      .R = static_cast<int>(ad.R),
+                      .padded = static_cast<int>(ad.padded),
+                      .in = static_cast<int>(ad.in),
+                      .out = static_cast<int>(ad.out),
+                      .a = partials_a,
+                      .b = partials_b,
+                      .da = da,
+                      .db = db};
+  launch(ctx, add_partials_kernel, blocks_for(ad.padded * (ad.in + ad.out)), "adding an adapter's gradients", args);
 }
 
 }  // namespace sluice::cuda

@@ -33,7 +33,7 @@ void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x
 
 // One pass over X [rows, cols], which begins at a row chunk:
 //   low[n, r] = round(factor * sum_c X[n, c] w[r, c])                     when w is given
-//   partials[chunk, r, c] = sum over the chunk's rows n of other[n, r] X[n, c]   when other is given
+//   partials[chunk, c, r] = sum over the chunk's rows n of X[n, c] other[n, r]    when other is given
 struct AdapterPass {
   DType dtype = DType::bf16;
   const void* x = nullptr;
@@ -43,14 +43,14 @@ struct AdapterPass {
   void* low = nullptr;          // [rows, padded]
   float* sums = nullptr;        // adapter_pass_sums floats of scratch, for low
   const void* other = nullptr;  // [rows, padded]
-  float* partials = nullptr;    // [chunks, R, cols]
+  float* partials = nullptr;    // [chunks, cols, padded]
 };
 int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded);
 // `hopper`: the kernel for sm_90a; X is bf16, at 16 bytes, cols a multiple of 8.
 void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& pass);
 
-// dA[r, c] += partials_a[chunk, r, c], dB[o, r] += partials_b[chunk, r, o], in the order of the chunks.
-void add_partials(const Context& ctx, int64_t chunks, int64_t R, int64_t in, int64_t out, const float* partials_a,
+// dA[r, i] += partials_a[chunk, i, r], dB[o, r] += partials_b[chunk, o, r], in the order of the chunks.
+void add_partials(const Context& ctx, const AdapterOperands& ad, int64_t chunks, const float* partials_a,
                   const float* partials_b, float* da, float* db);
 
 }  // namespace sluice::cuda

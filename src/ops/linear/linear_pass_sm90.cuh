@@ -1,8 +1,9 @@
-// One pass over the rows of x or dy on Hopper (AdapterPass, linear_adapter.cuh): X is read once, at the speed of memory.
+// One pass over the rows of x or dy on Hopper (AdapterPass, linear_adapter.cuh): X is read once, at the speed of
+// memory.
 //
 // A block takes a chunk of 256 rows and a range of columns, and 64 columns at a time: one warpgroup forms the thin
-// product's share of these columns, [256, ranks], the other the chunk's gradient [ranks, 64]. The blocks of a chunk are a
-// cluster; each adds the shares of some rows, in order, from the shared memory of all.
+// product's share of these columns, [256, ranks], the other the chunk's gradient [64, ranks]. The blocks of a chunk are
+// a cluster; each adds the shares of some rows, in order, from the shared memory of all.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +15,8 @@
 
 namespace sluice::cuda::pass_sm90 {
 
-constexpr int other_bytes = static_cast<int>(row_chunk) * 128;
 constexpr int threads = 384, rows = static_cast<int>(row_chunk), cols = 64, x_bytes = rows * 128;
-constexpr int max_splits = 8;  // the largest cluster that every device grants
+constexpr int max_splits = 4;  // with one block an SM, 8,192 rows of any width are one wave
 
 // How the columns are cut: by their number alone, since the cut decides the order of the sums.
 inline int num_splits(int64_t columns) {
@@ -29,13 +29,10 @@ inline int64_t split_columns(int64_t columns) { return round_up(ceil_div(columns
 template <int ranks_>  // 16, 32 or 64 ranks at a time
 struct Shape {
   static constexpr int ranks = ranks_;
-  static constexpr int blocks_per_sm = ranks == 16 ? 2 : 1;
-  static constexpr int stage_bytes = x_bytes + ranks * 128;
+  static constexpr int stage_bytes = x_bytes + ranks * 128, other_bytes = rows * ranks * 2;
   static constexpr int max_stages = 6;
   // What `other` does not need goes to the ring.
-  static constexpr int stages(bool gradient) {
-    return ((blocks_per_sm == 2 ? 110000 : 220000) - (gradient ? other_bytes : 0)) / stage_bytes;
-  }
+  static constexpr int stages(bool gradient) { return (220000 - (gradient ? other_bytes : 0)) / stage_bytes; }
   static constexpr int shared_bytes(bool gradient) {
     return 1024 + (gradient ? other_bytes : 0) + stages(gradient) * stage_bytes + 128;
   }
@@ -43,13 +40,22 @@ struct Shape {
 };
 
 struct Args {
-  int rows, cols, R, padded;
+  int rows, cols, padded;
   int split_cols, splits, stages;
   bool with_low, with_gradient;
   float factor;
   __nv_bfloat16* low;
   float* partials;
 };
+
+// mn contiguous, in lines of 32, 64 or 128 bytes with the swizzle of that width, one line wide: step k by 16: + 16
+// lines.
+template <int line>
+__device__ uint64_t descriptor_of_lines(uint32_t address) {
+  constexpr uint64_t swizzle = line == 128 ? 1 : line == 64 ? 2 : 3;
+  return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (uint64_t{1} << 16) | (uint64_t{8 * line >> 4} << 32) |
+         (swizzle << 62);
+}
 
 // A float4 of a block of the cluster, by the address of its like in this block.
 __device__ inline float4 load_from(uint32_t address, int rank) {
@@ -67,14 +73,14 @@ __device__ inline float4 load_from(uint32_t address, int rank) {
 }
 
 template <class S>
-__global__ void __launch_bounds__(threads, S::blocks_per_sm)
+__global__ void __launch_bounds__(threads, 1)
     kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
            const __grid_constant__ CUtensorMap map_other, const __grid_constant__ Args p) {
 #ifdef SLUICE_SM90A
   extern __shared__ uint8_t shared_raw[];
   uint8_t* const ring = shared_raw + (1024 - shared_address(shared_raw) % 1024) % 1024;
-  uint8_t* const other = ring + p.stages * S::stage_bytes;
-  auto* const full = reinterpret_cast<uint64_t*>(other + (p.with_gradient ? other_bytes : 0));
+  uint8_t* const other = ring + p.stages * S::stage_bytes;  // [rows, ranks], lines of ranks * 2 bytes
+  auto* const full = reinterpret_cast<uint64_t*>(other + (p.with_gradient ? S::other_bytes : 0));
   uint64_t *const empty = full + S::max_stages, *const other_full = empty + S::max_stages;
   if (threadIdx.x == 0) {
     for (int s = 0; s < p.stages; ++s) {
@@ -85,6 +91,7 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
     barrier_init_fence();
   }
   __syncthreads();
+  gemm_sm90_detail::wait_for_previous_kernel();
 
   const int col0 = static_cast<int>(blockIdx.x) * p.split_cols, col1 = min(p.cols, col0 + p.split_cols);
   const int tiles = max(0, (col1 - col0 + cols - 1) / cols);
@@ -100,7 +107,7 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
   if (warpgroup == 0) {
     if (warp == 0 && elect_one()) {
       if (p.with_gradient) {
-        barrier_expect_bytes(other_full, other_bytes);
+        barrier_expect_bytes(other_full, S::other_bytes);
         tma_load(other, &map_other, other_full, rank0, row0);
       }
       for (int t = 0; t < tiles; ++t) {
@@ -149,19 +156,19 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
       }
     }
   } else if (warpgroup == 2 && p.with_gradient) {
-    float d[32];  // [64 ranks, 64 columns]
+    float d[S::ranks / 2];  // [64 columns, ranks]
 #pragma unroll
     for (float& value : d) value = 0;
     gemm_sm90_detail::wait_phase(other_full, 0);
-    const uint64_t left = descriptor_mn(shared_address(other), 8192);
+    const uint64_t right = descriptor_of_lines<S::ranks * 2>(shared_address(other));
     for (int t = 0; t < tiles; ++t) {
       gemm_sm90_detail::wait_phase(full + stage, phase);
-      const uint64_t right = descriptor_mn(shared_address(ring + stage * S::stage_bytes), 8192);
+      const uint64_t left = descriptor_mn(shared_address(ring + stage * S::stage_bytes), 8192);
       wgmma_fence_registers(d);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < rows / 16; ++k)
-        wgmma_ss<64, Major::mn, Major::mn>(d, left + k * 128, right + k * 128, k == 0 ? 0 : 1);
+        wgmma_ss<S::ranks, Major::mn, Major::mn>(d, left + k * 128, right + k * 2 * S::ranks, k == 0 ? 0 : 1);
       wgmma_commit();
       wgmma_wait<0>();
       wgmma_fence_registers(d);
@@ -169,12 +176,12 @@ __global__ void __launch_bounds__(threads, S::blocks_per_sm)
       advance();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int r = rank0 + 16 * warp + lane / 4 + 8 * half;
-        if (r >= p.R) continue;
-        float* const to = p.partials + (int64_t{chunk} * p.R + r) * p.cols + col0 + t * cols + 2 * (lane % 4);
+        const int col = col0 + t * cols + 16 * warp + lane / 4 + 8 * half;
+        if (col >= p.cols) continue;
+        float* const to = p.partials + (int64_t{chunk} * p.cols + col) * p.padded + rank0 + 2 * (lane % 4);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (col0 + t * cols + 8 * j < p.cols)
+        for (int j = 0; j < S::ranks / 8; ++j) {
+          if (rank0 + 8 * j < p.padded)
             *reinterpret_cast<float2*>(to + 8 * j) = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
         }
       }
@@ -219,11 +226,10 @@ void launch(const DeviceFacts& facts, const AdapterPass& p) {
   }
   const CUtensorMap x = tensor_map(p.x, p.rows, p.cols, p.cols, rows);
   const CUtensorMap w = p.w != nullptr ? tensor_map(p.w, p.padded, p.cols, p.cols, ranks) : x;
-  const CUtensorMap other = p.other != nullptr ? tensor_map(p.other, p.rows, p.padded, p.padded, rows) : x;
+  const CUtensorMap other = p.other != nullptr ? tensor_map(p.other, p.rows, p.padded, p.padded, rows, ranks) : x;
   const bool gradient = p.other != nullptr;
   const Args args{.rows = static_cast<int>(p.rows),
                   .cols = static_cast<int>(p.cols),
-                  .R = static_cast<int>(p.R),
                   .padded = static_cast<int>(p.padded),
                   .split_cols = static_cast<int>(split_columns(p.cols)),
                   .splits = num_splits(p.cols),
@@ -239,12 +245,10 @@ void launch(const DeviceFacts& facts, const AdapterPass& p) {
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = static_cast<size_t>(S::shared_bytes(gradient));
   config.stream = facts.stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = p.w != nullptr ? config.gridDim.x : 1;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  const std::array attributes =
+      gemm_sm90_detail::launch_attributes(p.w != nullptr ? static_cast<int>(config.gridDim.x) : 1);
+  config.attrs = const_cast<cudaLaunchAttribute*>(attributes.data());
+  config.numAttrs = attributes.size();
   check_cuda(cudaLaunchKernelEx(&config, kernel<S>, x, w, other, args), "an adapter's pass");
 }
 

@@ -126,22 +126,15 @@ TEST_CASE("large offsets: linear, norms, RoPE, activations and rows over just un
            b = l.random(DType::f32, {width, 16}), da = l.data.tensor(DType::f32, {16, width}),
            db = l.data.tensor(DType::f32, {width, 16});
     for (Tensor t : {da, db}) zero(l.ctx, {.tensor = t});
-    const Weight weight{.format = WeightFormat::bf16,
-                        .rows = width,
-                        .cols = width,
-                        .data = static_cast<const std::byte*>(w.data)};
+    const Weight weight{
+        .format = WeightFormat::bf16, .rows = width, .cols = width, .data = static_cast<const std::byte*>(w.data)};
     const auto forward = [&](Tensor from, Tensor to) {
       linear_forward(l.ctx, {.weight = weight, .lora_a = a, .lora_b = b, .x = from, .y = to});
     };
     const auto backward = [&](Tensor from, Tensor to) {
-      linear_backward(l.ctx, {.weight = weight,
-                              .lora_a = a,
-                              .lora_b = b,
-                              .x = from,
-                              .dy = from,
-                              .dx = to,
-                              .dlora_a = da,
-                              .dlora_b = db});
+      linear_backward(
+          l.ctx,
+          {.weight = weight, .lora_a = a, .lora_b = b, .x = from, .dy = from, .dx = to, .dlora_a = da, .dlora_b = db});
     };
     forward(x, y), forward(last(x, rest), small);
     CHECK(same(y, small));

@@ -183,6 +183,12 @@ void check_plans(const std::string& name, int repeats, const std::vector<DType>&
       plan.tile = tile;
       check_same(plan, 2);
     }
+    for (int64_t segment : {int64_t{1}, int64_t{2}, L}) {
+      CAPTURE(segment);
+      Schedule plan = m.schedule(segment, Level::input);
+      plan.offload = true;
+      check_same(plan, 2);
+    }
     for (int64_t rows : {1, 7, 1000}) {
       CAPTURE(rows);
       Schedule plan = m.schedule();
@@ -194,7 +200,7 @@ void check_plans(const std::string& name, int repeats, const std::vector<DType>&
 
 }  // namespace
 
-TEST_CASE("gradient: the same bytes for other segments, tiles, head chunks and threads") {
+TEST_CASE("gradient: the same bytes for other segments, tiles, head chunks, offloading and threads") {
   for (const char* name : {"llama-gqa", "gemma4-e2b-like"}) check_plans(name, 4, {DType::bf16}, {Level::attention});
 }
 

@@ -21,7 +21,7 @@ void* cuda_symbol(const char* name) {
   if (library == nullptr) {
     const char* reason = dlerror();
     throw Error(ErrorCode::device, std::string("the CUDA backend cannot be loaded (") + (reason ? reason : "unknown") +
-                                       "); build with the preset cuda, or use device: cpu");
+                                       "); build with -DSLUICE_CUDA=ON, or use device: cpu");
   }
   void* symbol = dlsym(library, (std::string("sluice_cuda_") + name).c_str());
   check(symbol != nullptr, ErrorCode::device,

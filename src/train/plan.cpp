@@ -322,6 +322,8 @@ std::vector<Candidate> search(const PlanRequest& request) {
                              static_cast<double>(shape.num_targets) *
                              (1 + rates.quantised_tile_rows / static_cast<double>(rows)) / rates.linear});
   }
+  check(cuda || request.offload != "true", ErrorCode::bad_config,
+        "offload: true needs device: cuda; on the CPU leave it out, the plan recomputes instead");
   std::vector<bool> offloads = {false};
   if (cuda && request.offload != "false") offloads.push_back(true);
   if (request.offload == "true") offloads = {true};

@@ -112,9 +112,10 @@ struct OracleModel {
     }
     const Spans spans(pieces);
     std::fill(grads.begin(), grads.end(), 0.0F);
+    Arena pinned = plan.offload ? test_arena(32 << 20) : Arena::counting(Device::cpu());
     return forward_backward(ctx, *model, weights(), gradient(),
                             {.ids = ids, .spans = spans, .rows = rows, .targets = targets},
-                            {.schedule = plan, .dtype = dtype, .dropout = dropout},
+                            {.schedule = plan, .dtype = dtype, .dropout = dropout, .pinned = &pinned},
                             [](std::span<const float> logp, std::span<float> dlogp) {
                               const double n = static_cast<double>(logp.size());
                               double loss = 0;

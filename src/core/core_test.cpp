@@ -2,8 +2,10 @@
 
 #include <atomic>
 #include <cmath>
+#include <string>
 
 #include "core/arena.h"
+#include "core/device.h"
 #include "core/rng.h"
 #include "core/spans.h"
 #include "core/thread_pool.h"
@@ -97,6 +99,17 @@ TEST_CASE("spans: siblings start where their parent ends, and pairs are counted 
   CHECK(spans.visible_pairs() == 10 + (5 + 6) + (5 + 6 + 7));
   CHECK(spans.visible_pairs(2) == 1 + 2 * 8);
   CHECK_THROWS_AS(Spans({{0, 4}}), Error);
+}
+
+TEST_CASE("device: cpu, cuda and cuda:n are names of devices, all else is refused by name") {
+  CHECK(parse_device("cpu") == Device::cpu());
+  CHECK(parse_device("cuda") == Device::cuda(0));
+  CHECK(parse_device("cuda:3") == Device::cuda(3));
+  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:123", "CUDA"}) {
+    CAPTURE(name);
+    CHECK_THROWS_WITH_AS(parse_device(name),
+                         ("device is '" + std::string(name) + "'; give cpu, cuda or cuda:1").c_str(), Error);
+  }
 }
 
 }  // namespace sluice

@@ -11,7 +11,8 @@
 // the operands' dtype of the products; logits and sums are float32, coefficients are rounded to the operands' dtype. A
 // row depends on no other row, so results do not depend on rows_per_chunk, and logp and lse are the same bits by rows,
 // by blocks and in evaluation. M may be 0. Scratch on the CPU, by rows: rows_per_chunk * V * (2 for bf16, 4 for f32)
-// bytes, the units' sums (V / 32 bytes a row) and a few panels of 2^20 weights; otherwise a few MiB. None grows with M.
+// bytes, the units' sums (V / 32 bytes a row) and a few panels of 2^20 weights; otherwise a few MiB. On CUDA, by rows: R = rows_per_chunk
+// held between 2,048 and 8,192, R * 8,192 * 2 bytes for softmax's terms, and a panel of up to 64 MiB of a quantised weight. None grows with M.
 // Targets outside [0, V) are our own mistake: Error(bug). Deterministic.
 #pragma once
 

@@ -43,10 +43,6 @@ __device__ inline uint64_t descriptor_mn(uint32_t address, uint32_t slab_bytes) 
   return (static_cast<uint64_t>((address & 0x3FFFFU) >> 4)) | (static_cast<uint64_t>(slab_bytes >> 4) << 16) |
          (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);
 }
-// Where element (row, col < 64) of a slab lies, in bytes from its begin: what ordinary stores must agree with.
-__host__ __device__ inline uint32_t swizzled_offset(uint32_t row, uint32_t col) {
-  return row * 128 + ((((col * 2) >> 4) ^ (row & 7)) << 4) + ((col * 2) & 15);
-}
 
 #ifdef __CUDACC__
 
@@ -116,23 +112,7 @@ __device__ inline void tma_load_head(void* shared, const CUtensorMap* map, uint6
       : "memory");
 #endif
 }
-// From shared to global memory, by one thread, after fence_async_shared in the writing threads and a barrier among them.
-__device__ inline void tma_store(const CUtensorMap* map, const void* shared, int col, int row) {
-#ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-                   reinterpret_cast<uint64_t>(map)),
-               "r"(shared_address(shared)), "r"(col), "r"(row)
-               : "memory");
-#endif
-}
-__device__ inline void tma_store_head(const CUtensorMap* map, const void* shared, int col, int head, int row) {
-#ifdef SLUICE_SM90A
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-                   reinterpret_cast<uint64_t>(map)),
-               "r"(shared_address(shared)), "r"(col), "r"(head), "r"(row)
-               : "memory");
-#endif
-}
+// Bulk stores from shared to global memory, given by one thread: closes a group of them.
 __device__ inline void tma_store_commit() {
 #ifdef SLUICE_SM90A
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -176,13 +156,6 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
 __device__ inline void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
 #ifdef SLUICE_SM90A
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-#endif
-}
-__device__ inline void stmatrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-#ifdef SLUICE_SM90A
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
 #endif

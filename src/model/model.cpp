@@ -235,13 +235,21 @@ int64_t Model::device_bytes() const {
   return arena.peak();
 }
 
-void Model::upload() {
-  if (device.type == DeviceType::cpu || device_memory_) return;
+// As place, with a context on the device before the piece.
+template <class Place>
+void Model::move_to_device(Place place_bytes) {
   device_memory_ = Arena::allocate(device, device_bytes());
   staging_ = Arena::pinned(staging_bytes + (1 << 20));
   ThreadPool pool(1);
   Context ctx{.arena = *device_memory_, .pool = pool, .device = device};
-  place(*device_memory_, [&](const std::byte* from, std::byte* to, int64_t bytes, DType) {
+  place(*device_memory_, [&](const std::byte* from, std::byte* to, int64_t bytes, DType dtype) {
+    place_bytes(ctx, from, to, bytes, dtype);
+  });
+}
+
+void Model::upload() {
+  if (device.type == DeviceType::cpu || device_memory_) return;
+  move_to_device([&](Context& ctx, const std::byte* from, std::byte* to, int64_t bytes, DType) {
     check(from != nullptr, ErrorCode::bad_file,
           source->path() + ": the file is a header without weights; download it whole");
     copy_from_host(ctx, {.host = from, .tensor = {.data = to, .dtype = DType::u8, .shape = {bytes}}});
@@ -250,11 +258,7 @@ void Model::upload() {
 
 void Model::upload_random(uint64_t seed) {
   SLUICE_ASSERT(device.type == DeviceType::cuda && !device_memory_);
-  device_memory_ = Arena::allocate(device, device_bytes());
-  staging_ = Arena::pinned(staging_bytes + (1 << 20));
-  ThreadPool pool(1);
-  Context ctx{.arena = *device_memory_, .pool = pool, .device = device};
-  place(*device_memory_, [&](const std::byte*, std::byte* to, int64_t bytes, DType dtype) {
+  move_to_device([&](Context& ctx, const std::byte*, std::byte* to, int64_t bytes, DType dtype) {
     if (dtype == DType::u8) {  // norms, biases
       const std::vector<float> ones(static_cast<size_t>(bytes) / sizeof(float), 1.0F);
       copy_from_host(ctx, {.host = ones.data(), .tensor = {.data = to, .dtype = DType::u8, .shape = {bytes}}});

@@ -69,6 +69,8 @@ struct Model {
   void gather(Context& ctx, const Weight& table, Tensor ids, float scale, Tensor y) const;
   template <class Place>
   void place(Arena& arena, Place place_bytes);
+  template <class Place>
+  void move_to_device(Place place_bytes);
 
   std::vector<std::unique_ptr<std::vector<float>>> vectors_;
   std::optional<Arena> device_memory_;

@@ -43,15 +43,6 @@ __device__ inline uint32_t cluster_size() {
 __device__ inline void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
 }
-// At the barrier that lies at the same place in block `rank` of the cluster.
-__device__ inline void barrier_arrive_at(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-}
 // tma_load_head to the same place in all blocks of `ranks`; completes on the barrier of each.
 __device__ inline void tma_load_head_all(void* shared, const CUtensorMap* map, uint64_t* barrier, int col, int head,
                                          int row, uint16_t ranks) {
@@ -179,7 +170,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
     const float c = capped ? log2_e : p.scale * log2_e;
     const auto release = [&](int chunk) {
       __syncwarp();
-      if (lane < static_cast<int>(size)) barrier_arrive_at(&signals.empty[chunk], static_cast<uint32_t>(lane));
+      if (lane < static_cast<int>(size)) barrier_arrive_at(&signals.empty[chunk], lane);
     };
 
     float o[128];

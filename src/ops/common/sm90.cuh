@@ -73,7 +73,20 @@ __device__ inline void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
+// At the same barrier of a block of the cluster. Without a release fence of cluster scope, which costs about 1,000 cycles: what it orders are
+// reads of wgmma, complete by then.
+__device__ inline void barrier_arrive_at(uint64_t* barrier, int rank) {
+#ifdef SLUICE_SM90A
+  asm volatile(
+      "{.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(shared_address(barrier)),
+      "r"(rank)
+      : "memory");
+#endif
+}
 // Waits until the phase with this parity is complete. A fresh barrier: wait(…, 1) returns at once, wait(…, 0) after the first completion.
+// Lanes may see the completion at different times.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
 #ifdef SLUICE_SM90A
   asm volatile(

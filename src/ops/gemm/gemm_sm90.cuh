@@ -111,16 +111,6 @@ __device__ inline void tma_load_both(void* shared, const CUtensorMap* map, uint6
       : "memory");
 #endif
 }
-__device__ inline void arrive_at(uint64_t* barrier, int rank) {  // at the barrier of a block of the cluster
-#ifdef SLUICE_SM90A
-  asm volatile(
-      "{.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
-#endif
-}
 __device__ inline void cluster_sync() {
 #ifdef SLUICE_SM90A
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -130,19 +120,6 @@ __device__ inline void cluster_sync() {
 __device__ inline void wait_for_previous_kernel() {
 #ifdef SLUICE_SM90A
   asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_phase(uint64_t* barrier,
-                                  uint32_t parity) {  // lanes may see the completion at different times
-#ifdef SLUICE_SM90A
-  asm volatile(
-      "{.reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra end;\n"
-      "bra again;\n"
-      "end:}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
 #endif
 }
 
@@ -185,7 +162,7 @@ __global__ void __launch_bounds__(threads, 1)
         place(e, unit, unit_m, tile);
         const int m0 = (unit_m * e.cluster + rank) * tile_m, n0 = tile * T::tile_n;
         const auto load = [&](const CUtensorMap* a, const CUtensorMap* b, int k0) {
-          wait_phase(empty + stage, phase ^ 1);
+          barrier_wait(empty + stage, phase ^ 1);
           uint64_t* const done = full + stage;
           barrier_expect_bytes(done, T::stage_bytes);
           uint8_t *const to_a = shared + stage * T::stage_bytes, *const to_b = to_a + T::a_bytes;
@@ -219,10 +196,10 @@ __global__ void __launch_bounds__(threads, 1)
     const bool has_pair2 = e.k2_blocks + e.k2_rest > 0;
     int in_flight = -1;  // the stage that the last group of wgmma reads
     const auto release = [&] {
-      if (lane < e.cluster) arrive_at(empty + in_flight, lane);
+      if (lane < e.cluster) barrier_arrive_at(empty + in_flight, lane);
     };
     const auto multiply = [&]<int steps>(bool overwrite) {  // `steps` times 16 k of a stage
-      wait_phase(full + stage, phase);
+      barrier_wait(full + stage, phase);
       const uint32_t at_a = shared_address(shared) + stage * T::stage_bytes + warpgroup * 8192;
       const uint32_t at_b = shared_address(shared) + stage * T::stage_bytes + T::a_bytes;
       const uint64_t a = T::major_a == Major::k ? descriptor_k(at_a) : descriptor_mn(at_a, 8192);

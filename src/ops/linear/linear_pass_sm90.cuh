@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads, 1)
         tma_load(other, &map_other, other_full, rank0, row0);
       }
       for (int t = 0; t < tiles; ++t) {
-        gemm_sm90_detail::wait_phase(empty + stage, phase ^ 1);
+        barrier_wait(empty + stage, phase ^ 1);
         uint8_t* const x = ring + stage * S::stage_bytes;
         barrier_expect_bytes(full + stage, p.with_low ? S::stage_bytes : x_bytes);
         tma_load(x, &map_x, full + stage, col0 + t * cols, row0);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(threads, 1)
   } else if (warpgroup == 1 && p.with_low) {
     float low[4][S::ranks / 2] = {};  // rows 64 i …
     for (int t = 0; t < tiles; ++t) {
-      gemm_sm90_detail::wait_phase(full + stage, phase);
+      barrier_wait(full + stage, phase);
       const uint32_t at = shared_address(ring + stage * S::stage_bytes);
       const uint64_t x = descriptor_k(at), w = descriptor_k(at + x_bytes);
 #pragma unroll
@@ -159,10 +159,10 @@ __global__ void __launch_bounds__(threads, 1)
     float d[S::ranks / 2];  // [64 columns, ranks]
 #pragma unroll
     for (float& value : d) value = 0;
-    gemm_sm90_detail::wait_phase(other_full, 0);
+    barrier_wait(other_full, 0);
     const uint64_t right = descriptor_of_lines<S::ranks * 2>(shared_address(other));
     for (int t = 0; t < tiles; ++t) {
-      gemm_sm90_detail::wait_phase(full + stage, phase);
+      barrier_wait(full + stage, phase);
       const uint64_t left = descriptor_mn(shared_address(ring + stage * S::stage_bytes), 8192);
       wgmma_fence_registers(d);
       wgmma_fence();

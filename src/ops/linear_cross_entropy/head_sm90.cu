@@ -385,7 +385,7 @@ __global__ void __launch_bounds__(sm90::threads, 1)
         const int m0 = (unit_m * e.cluster + rank) * sm90::tile_m, n0 = tile * T::tile_n;
         const int k_begin = block * steps_per_block, k_end = min(k_begin + steps_per_block, e.k_blocks);
         for (int kb = k_begin; kb < k_end; ++kb) {
-          sm90::wait_phase(empty + stage, phase ^ 1);
+          barrier_wait(empty + stage, phase ^ 1);
           uint64_t* const done = full + stage;
           barrier_expect_bytes(done, T::stage_bytes);
           uint8_t *const to_p = shared + stage * T::stage_bytes, *const to_w = to_p + T::a_bytes;
@@ -415,10 +415,10 @@ __global__ void __launch_bounds__(sm90::threads, 1)
       const int k_steps = min(steps_per_block, e.k_blocks - block * steps_per_block);
       int in_flight = -1;  // the stage that the last group of wgmma reads
       const auto release = [&] {
-        if (lane < e.cluster) sm90::arrive_at(empty + in_flight, lane);
+        if (lane < e.cluster) barrier_arrive_at(empty + in_flight, lane);
       };
       for (int kb = 0; kb < k_steps; ++kb) {
-        sm90::wait_phase(full + stage, phase);
+        barrier_wait(full + stage, phase);
         const uint32_t at_p = shared_address(shared) + stage * T::stage_bytes;
         const uint64_t p = descriptor_k(at_p + warpgroup * 8192), w = descriptor_mn(at_p + T::a_bytes, 8192);
         wgmma_fence_registers(acc);

@@ -1,24 +1,26 @@
 // Prefill and decode speed on a model file, as one line of JSON: the job of bench/peers/llama_cpp_speed.py.
 //
 //   infer_speed --model model.gguf --prompt 512 --decode 128 --threads 2
+//   infer_speed --device cuda --shape llama-3.1-8b --format affine4     random weights, made on the device
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <vector>
 
 #include "infer/generate.h"
+#include "model_shapes.h"
 #include "timing.h"
 
 namespace sluice {
 namespace {
 
-struct Options {
-  std::string model;
+struct Options : bench::ModelChoice {
   int64_t prompt = 512, decode = 128;
   int threads = 2, repeats = 5;
 };
 
 Json measure(const Options& options) {
-  const auto model = load_model(options.model);
+  const auto model = bench::open(options);
+  bench::upload(*model, options);
   ThreadPool pool(options.threads);
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = options.prompt + options.decode + 2});
   // The first new token comes from the prefill.
@@ -34,6 +36,8 @@ Json measure(const Options& options) {
     decode.push_back(static_cast<double>(result.tokens.size() - 1) / result.decode_seconds);
   }
   return {{"peer", "sluice"},
+          {"model", options.shape.empty() ? options.model : options.shape},
+          {"device", options.device},
           {"prompt", options.prompt},
           {"decode", options.decode},
           {"threads", options.threads},
@@ -47,7 +51,7 @@ Json measure(const Options& options) {
 int main(int argc, char** argv) {
   sluice::Options options;
   CLI::App app("Times a prefill and the decoding after it");
-  app.add_option("--model", options.model, "GGUF file or model folder")->required();
+  sluice::bench::add_options(app, options);
   app.add_option("--prompt", options.prompt, "tokens of the prompt");
   app.add_option("--decode", options.decode, "tokens decoded after it, one at a time");
   app.add_option("--threads", options.threads);

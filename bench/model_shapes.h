@@ -8,12 +8,14 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "core/json.h"
 #include "model/model.h"
 
@@ -165,17 +167,44 @@ inline std::unique_ptr<Model> gemma4_of_shape(const Gemma4Shape& s, bool affine)
                     {{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000}}}}}});
 }
 
-inline const std::vector<std::string> model_shapes = {"minicpm5-1b", "llama-3.1-8b", "gemma-4-e4b", "gemma-4-31b"};
+inline const std::vector<std::string> model_shapes = {"smollm2-135m", "minicpm5-1b", "llama-3.1-8b", "gemma-4-e4b",
+                                                      "gemma-4-31b"};
 
 // `format` is bf16 or affine4 (MLX's 4 bits in groups of 64).
 inline std::unique_ptr<Model> model_of_shape(const std::string& name, const std::string& format) {
   const bool affine = format == "affine4";
   check(affine || format == "bf16", ErrorCode::bad_config, "format is '" + format + "'; it may be bf16 or affine4");
+  if (name == "smollm2-135m") return llama_of_shape({576, 1536, 30, 9, 3, 64, 49152, 1e5}, affine);
   if (name == "minicpm5-1b") return llama_of_shape({1536, 4608, 24, 16, 2, 128, 130560, 5e6}, affine);
   if (name == "llama-3.1-8b") return llama_of_shape({4096, 14336, 32, 32, 8, 128, 128256, 5e5}, affine);
   if (name == "gemma-4-e4b") return gemma4_of_shape({2560, 10240, 42, 8, 2, 2, 512, 18, 256, false}, affine);
   check(name == "gemma-4-31b", ErrorCode::bad_config, "no shape '" + name + "'");
   return gemma4_of_shape({5376, 21504, 60, 32, 16, 4, 1024, 0, 0, true}, affine);
+}
+
+// What a benchmark runs: the model of a file or folder, or with `shape` one without data, for a CUDA device.
+struct ModelChoice {
+  std::string model, shape, format = "bf16", device = "cpu";
+};
+inline void add_options(CLI::App& app, ModelChoice& choice) {
+  app.add_option("--model", choice.model, "GGUF file or model folder");
+  app.add_option("--shape", choice.shape, "a model of this shape with random weights, instead of --model")
+      ->check(CLI::IsMember(model_shapes));
+  app.add_option("--format", choice.format, "of that model's weights")->check(CLI::IsMember({"bf16", "affine4"}));
+  app.add_option("--device", choice.device, "cpu, cuda or cuda:1");
+}
+
+// Its weights are not on the device yet: upload() follows.
+inline std::unique_ptr<Model> open(const ModelChoice& choice) {
+  auto model = choice.shape.empty() ? load_model(choice.model) : model_of_shape(choice.shape, choice.format);
+  model->device = parse_device(choice.device);
+  check(choice.shape.empty() || model->device.type == DeviceType::cuda, ErrorCode::bad_config,
+        "--shape has no weights but those a CUDA device makes; give --device cuda, or --model");
+  return model;
+}
+inline void upload(Model& model, const ModelChoice& choice) {
+  if (choice.shape.empty()) model.upload();
+  else model.upload_random(1);
 }
 
 }  // namespace sluice::bench

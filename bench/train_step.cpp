@@ -31,9 +31,8 @@ namespace {
 using bench::median;
 using bench::seconds_of;
 
-struct Options {
+struct Options : bench::ModelChoice {
   bool longest = false;
-  std::string model, shape, format = "bf16", device = "cpu";
   std::string level, head, offload;  // empty: the planner chooses, as with 0 below
   int64_t segment_size = 0, tile = 0, head_rows = 0;
   int64_t tokens = 1024, rank = 16, memory_mib = 0, gemm = 0;
@@ -114,14 +113,6 @@ int64_t device_bytes(Device device) {
   return memory.total_bytes - memory.free_bytes;
 }
 
-std::unique_ptr<Model> open(const Options& options) {
-  auto model = options.shape.empty() ? load_model(options.model) : bench::model_of_shape(options.shape, options.format);
-  model->device = parse_device(options.device);
-  check(options.shape.empty() || model->device.type == DeviceType::cuda, ErrorCode::bad_config,
-        "--shape has no weights but those a CUDA device makes; give --device cuda, or --model");
-  return model;
-}
-
 // The most tokens whose leanest schedule fits the budget on a device, by its price: no step is run.
 Json find_longest(const Options& options) {
   const Device device = parse_device(options.device);
@@ -151,7 +142,7 @@ Json find_longest(const Options& options) {
 }
 
 Json measure_step(const Options& options) {
-  const auto model = open(options);
+  const auto model = bench::open(options);
   const Device device = model->device;
   const int64_t held_before = device_bytes(device);  // CUDA's context is made here
   const AdapterLayout layout(model->config, {.rank = options.rank, .alpha = 2 * static_cast<float>(options.rank)});
@@ -176,8 +167,7 @@ Json measure_step(const Options& options) {
   request.offload = options.offload;
   const Plan plan = make_plan(request);
 
-  if (options.shape.empty()) model->upload();
-  else model->upload_random(1);
+  bench::upload(*model, options);
   bench::TrainedAdapter run(layout, plan, options.threads);
   std::optional<Arena> pinned;
   if (plan.pinned_bytes > 0) pinned = Arena::pinned(plan.pinned_bytes);
@@ -239,11 +229,7 @@ Json measure_step(const Options& options) {
 int main(int argc, char** argv) {
   sluice::Options options;
   CLI::App app("Times one training step, or with --gemm the matrix product alone");
-  app.add_option("--model", options.model, "GGUF file or model folder");
-  app.add_option("--shape", options.shape, "a model of this shape with random weights, instead of --model")
-      ->check(CLI::IsMember(sluice::bench::model_shapes));
-  app.add_option("--format", options.format, "of that model's weights")->check(CLI::IsMember({"bf16", "affine4"}));
-  app.add_option("--device", options.device, "cpu, cuda or cuda:1");
+  sluice::bench::add_options(app, options);
   app.add_option("--tokens", options.tokens, "tokens of the one document");
   app.add_option("--rank", options.rank, "LoRA rank, on every linear layer");
   app.add_option("--memory-mib", options.memory_mib, "budget: on the CPU without the mapped file; 0: what is free");

@@ -36,7 +36,7 @@ trap 'rm -rf "$stage"' EXIT
 mkdir -p "$stage/bin" "$stage/lib"
 
 programs=()
-for name in ops_test core_test end_to_end_test sluice bench/train_step bench/cuda_op_bench; do
+for name in ops_test core_test end_to_end_test sluice bench/train_step bench/infer_speed bench/cuda_op_bench; do
   if [ -x "$build/$name" ]; then programs+=("$build/$name"); else echo "cuda_bundle: $build/$name is not built, left out" >&2; fi
 done
 [ ${#programs[@]} -gt 0 ] || die "nothing in $build to run"

@@ -31,9 +31,9 @@ void* cuda_symbol(const char* name) {
 
 namespace {
 
-bool is_set(const char* variable) {
+bool is_set(const char* variable, const char* to = "1") {
   const char* value = std::getenv(variable);
-  return value != nullptr && std::string(value) == "1";
+  return value != nullptr && std::string(value) == to;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -86,8 +86,13 @@ CudaOp::CudaOp(const Context& ctx, const char* name) : ctx_(ctx), name_(name) {
   begin_ = now();
 }
 
+bool CudaOp::one_by_one() {
+  static const bool wanted = is_set("SLUICE_CUDA_GRAPH", "0");
+  return wanted || profile() != nullptr;
+}
+
 void CudaOp::done() {
-  if (ctx_.counting() || (profile() == nullptr && !synchronous())) return;
+  if (ctx_.counting() || capturing || (profile() == nullptr && !synchronous())) return;
   try {
     synchronize(ctx_.device);
   } catch (Error& e) {

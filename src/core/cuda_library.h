@@ -10,11 +10,16 @@ namespace sluice {
 void* cuda_symbol(const char* name);
 
 // Stands around an op on a CUDA device. With SLUICE_CUDA_SYNC=1 in the environment it waits for the device after the op, so that an error names
-// the op that failed; with SLUICE_CUDA_PROFILE=1 it also adds up the time of each op and prints the table when the program ends.
+// the op that failed, or after the graph that the op is captured in (core/device.h); with SLUICE_CUDA_PROFILE=1, when nothing is captured, it
+// also adds up the time of each op and prints the table when the program ends.
 class CudaOp {
  public:
   CudaOp(const Context& ctx, const char* name);
   void done();
+  // A graph is being captured on this thread, so nothing can be waited for.
+  static inline thread_local bool capturing = false;
+  // Whether ops are to be launched one by one: to be profiled, or by SLUICE_CUDA_GRAPH=0.
+  static bool one_by_one();
 
  private:
   const Context& ctx_;

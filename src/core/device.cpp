@@ -87,6 +87,31 @@ double DeviceTimer::stop() {
   return elapsed(device_.index, events_);
 }
 
+GraphCapture::GraphCapture(const Context& ctx, int64_t num_tokens)
+    : ctx_(ctx),
+      active_(ctx.device.type == DeviceType::cuda && !ctx.counting() && num_tokens <= most_tokens &&
+              !CudaOp::one_by_one()) {
+  if (!active_) return;
+  static const auto begin = entry<void (*)(const Context&)>("capture_begin");
+  begin(ctx);
+  CudaOp::capturing = true;
+}
+
+GraphCapture::~GraphCapture() {
+  if (!active_) return;
+  CudaOp::capturing = false;
+  static const auto drop = entry<void (*)(const Context&)>("capture_drop");
+  drop(ctx_);
+}
+
+void GraphCapture::launch() {
+  if (!active_) return;
+  CudaOp::capturing = active_ = false;
+  static const auto launch = entry<void (*)(const Context&)>("capture_launch");
+  launch(ctx_);
+  CudaOp(ctx_, "a graph of ops").done();
+}
+
 void device_random(Device device, void* memory, DType dtype, int64_t count, uint64_t seed, float scale) {
   static const auto fill = entry<void (*)(int, void*, DType, int64_t, uint64_t, float)>("random");
   fill(device.index, memory, dtype, count, seed, scale);

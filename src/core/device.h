@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/arena.h"
+#include "core/context.h"
 
 namespace sluice {
 
@@ -52,6 +52,30 @@ class DeviceTimer {
  private:
   Device device_;
   void* events_ = nullptr;
+};
+
+// Gives what ops launch in its lifetime to the device at once, as one CUDA graph, where launching one by one would take longer than small
+// kernels run: a launch costs the host several microseconds, a captured one about a third (bench/results). The next graph of the same nodes
+// updates an earlier one rather than being built. Bits do not depend on it.
+//
+//   GraphCapture graph(ctx, num_tokens);
+//   layer.forward(…);  // no copy from or to pageable memory, nothing that waits
+//   graph.launch();
+//
+// Does nothing on the CPU, in a counting arena, above most_tokens (kernels outlast their launches, and a graph would grow with the tiles), and
+// with SLUICE_CUDA_GRAPH=0 or SLUICE_CUDA_PROFILE=1 in the environment. One at a time on a device. Without launch() what was captured is dropped.
+class GraphCapture {
+ public:
+  static constexpr int64_t most_tokens = 16384;
+  GraphCapture(const Context& ctx, int64_t num_tokens);
+  ~GraphCapture();
+  GraphCapture(const GraphCapture&) = delete;
+  GraphCapture& operator=(const GraphCapture&) = delete;
+  void launch();
+
+ private:
+  const Context& ctx_;
+  bool active_;
 };
 
 // Normal-like random numbers of standard deviation `scale`, for benchmarks: f32 or bf16.

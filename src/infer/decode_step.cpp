@@ -1,5 +1,6 @@
 #include "infer/decode_step.h"
 
+#include "core/device.h"
 #include "ops/activation/activation.h"
 #include "ops/common/copy.h"
 #include "ops/dora/dora.h"
@@ -184,7 +185,11 @@ void decode_step(Context& ctx, const Model& model, const Adapter& adapter, const
     u = scope.tensor(DType::f32, {B, model.config.num_layers * model.config.per_layer_input_size});
     model.layer_inputs(ctx, ids, x, u);
   }
-  for (int64_t l = 0; l < model.config.num_layers; ++l) step.layer(l, x, u);
+  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+    GraphCapture graph(ctx, B);
+    step.layer(l, x, u);
+    graph.launch();
+  }
   Tensor h = scope.like(x);
   step.norm(x, model.final_norm, h);
   head_logits(ctx, {.weight = model.head, .h = h, .softcap = model.config.final_softcap, .logits = logits});

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "core/device.h"
 #include "infer/decode_step.h"
 #include "ops/common/copy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -69,8 +70,10 @@ void prefill(Context& ctx, const Model& model, const Adapter& adapter, std::span
     else if (layer.config.is_donor) kv = donors[static_cast<size_t>(l)];
     else if (kept.ring > 0) kv = whole_kv(own, layer, N, dtype);
     if (kv.k.empty()) kv = {.k = kept.kv.k.rows(0, N), .v = kept.kv.v.rows(0, N), .dk = {}, .dv = {}};
+    GraphCapture graph(ctx, N);
     layer.forward(ctx, inputs, adapter, x, y, {}, &kv, u);
     if (layer.config.kv_donor < 0 && kept.ring > 0) keep_last(ctx, kv, kept, N);
+    graph.launch();
     std::swap(x, y);
   }
   Tensor h = scope.tensor(dtype, {1, model.config.hidden_size});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <optional>
 
+#include "core/device.h"
 #include "ops/common/aside.h"
 #include "ops/common/copy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -52,12 +53,16 @@ class Stream {
   }
 
   void layer_forward(int64_t l, Tensor x, Tensor y, const DecoderLayer::Saved& saved) {
+    GraphCapture graph(ctx_, N_);
     layer(l).forward(ctx_, inputs_, adapter_, x, y, saved, donor_of(l), layer_inputs_);
+    graph.launch();
   }
 
   void layer_backward(int64_t l, const Adapter& grads, Tensor x, const DecoderLayer::Saved& saved, Tensor d,
                       bool need_dx) {
+    GraphCapture graph(ctx_, N_);
     layer(l).backward(ctx_, inputs_, adapter_, grads, x, saved, d, need_dx, donor_of(l), layer_inputs_);
+    graph.launch();
   }
 
   DecoderLayer::Saved save(int64_t l, Level level) { return {ctx_.arena, layer(l), N_, settings_.dtype, level}; }

@@ -358,11 +358,14 @@ void elementwise_rows(Bench& b) {
   const std::string norm = "rmsnorm forward, 4096" + rows, norm_back = "rmsnorm backward, 4096" + rows,
                     norm_add = "rmsnorm forward + residual, 4096" + rows,
                     heads = "rmsnorm forward, 32 groups of 128" + rows,
-                    heads_back = "rmsnorm backward, 32 groups of 128" + rows;
-  b.group({norm, norm_back, norm_add, heads, heads_back}, [&] {
+                    heads_back = "rmsnorm backward, 32 groups of 128" + rows,
+                    turned = "rmsnorm + rope forward, 32 groups of 128" + rows,
+                    turned_back = "rmsnorm + rope backward, 32 groups of 128" + rows;
+  b.group({norm, norm_back, norm_add, heads, heads_back, turned, turned_back}, [&] {
     const Tensor x = b.tensor(DType::bf16, {N, C}), y = b.zeros(DType::bf16, {N, C}),
                  dy = b.tensor(DType::bf16, {N, C}), dx = b.zeros(DType::bf16, {N, C}),
-                 weight = b.tensor(DType::f32, {C}), narrow = b.tensor(DType::f32, {D});
+                 weight = b.tensor(DType::f32, {C}), narrow = b.tensor(DType::f32, {D}),
+                 table = b.tensor(DType::f32, {N, D}), dy_f32 = b.tensor(DType::f32, {N, C});
     b.row(norm, {.bytes = bytes_of({x, y})}, [&] { rmsnorm_forward(b.ctx, {.x = x, .weight = weight, .y = y}); });
     b.row(norm_add, {.bytes = bytes_of({x, dy, y})},
           [&] { rmsnorm_forward(b.ctx, {.x = x, .weight = weight, .residual = dy, .y = y}); });
@@ -372,6 +375,11 @@ void elementwise_rows(Bench& b) {
           [&] { rmsnorm_forward(b.ctx, {.x = x, .weight = narrow, .y = y, .groups = H}); });
     b.row(heads_back, {.bytes = bytes_of({x, dy, dx})},
           [&] { rmsnorm_backward(b.ctx, {.x = x, .weight = narrow, .dy = dy, .dx = dx, .groups = H}); });
+    b.row(turned, {.bytes = bytes_of({x, table, y})},
+          [&] { rmsnorm_forward(b.ctx, {.x = x, .weight = narrow, .table = table, .y = y, .groups = H}); });
+    b.row(turned_back, {.bytes = bytes_of({x, table, dy_f32, dx})}, [&] {
+      rmsnorm_backward(b.ctx, {.x = x, .weight = narrow, .table = table, .dy = dy_f32, .dx = dx, .groups = H});
+    });
   });
   const std::string rotate = "rope, 32 x 128" + rows, table_name = "rope table, 128" + rows;
   b.group({rotate, table_name}, [&] {

@@ -118,7 +118,7 @@ class DecodeStep {
       if (c.values_are_keys) scale_into(ctx_, {.x = k, .y = v});
       else linear(l.v, a, v);
       turn(k, l.k_norm, c, table);
-      if (model_.config.value_norm) head_norm(v, {}, c);
+      if (model_.config.value_norm) head_norm(v, {}, c, {});
       for (int64_t b = 0; b < B_; ++b) {
         KvCache& cache = *caches_[static_cast<size_t>(b)];
         const KvCache::Layer& kept = cache.layer(index);
@@ -148,9 +148,11 @@ class DecodeStep {
     add_back(out, l.post_attention_norm, x);
   }
 
-  void head_norm(Tensor x, Tensor weight, const LayerConfig& c) {
+  // And RoPE, with a table.
+  void head_norm(Tensor x, Tensor weight, const LayerConfig& c, Tensor table) {
     rmsnorm_forward(ctx_, {.x = x,
                            .weight = weight,
+                           .table = table,
                            .y = x,
                            .groups = x.shape[1] / c.head_dim,
                            .eps = model_.config.rms_norm_eps,
@@ -158,8 +160,8 @@ class DecodeStep {
   }
 
   void turn(Tensor x, Tensor weight, const LayerConfig& c, Tensor table) {
-    if (model_.config.qk_norm) head_norm(x, weight, c);
-    rope(ctx_, {.x = x, .table = table, .y = x, .head_dim = c.head_dim});
+    if (model_.config.qk_norm) head_norm(x, weight, c, table);
+    else rope(ctx_, {.x = x, .table = table, .y = x, .head_dim = c.head_dim});
   }
 
   Context& ctx_;

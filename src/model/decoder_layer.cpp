@@ -67,9 +67,10 @@ void DecoderLayer::norm(Context& ctx, Tensor x, Tensor weight, Tensor residual, 
                         .offset = model->norm_offset});
 }
 
-void DecoderLayer::head_norm(Context& ctx, Tensor x, Tensor weight, Tensor y) const {
+void DecoderLayer::head_norm(Context& ctx, Tensor x, Tensor weight, Tensor table, Tensor y) const {
   rmsnorm_forward(ctx, {.x = x,
                         .weight = weight,
+                        .table = table,
                         .y = y,
                         .groups = x.shape[1] / config.head_dim,
                         .eps = model->rms_norm_eps,
@@ -99,11 +100,12 @@ void DecoderLayer::rotate(Context& ctx, const LayerInputs& batch, int64_t begin,
                           Tensor q, Tensor k, Tensor v) const {
   const Tensor table = batch.rope_tables[static_cast<size_t>(config.rope)].rows(begin, q0.shape[0]);
   const auto turn = [&](Tensor from, Tensor weight, Tensor to) {
-    if (model->qk_norm) head_norm(ctx, from, weight, to);
-    rope(ctx, {.x = model->qk_norm ? to : from, .table = table, .y = to, .head_dim = config.head_dim});
+    if (model->qk_norm) head_norm(ctx, from, weight, table, to);
+    else rope(ctx, {.x = from, .table = table, .y = to, .head_dim = config.head_dim});
   };
   turn(q0, q_norm, q);
-  if (!v.empty() && model->value_norm) head_norm(ctx, v0, {}, v);  // before k, which may overwrite what both come from
+  if (!v.empty() && model->value_norm)
+    head_norm(ctx, v0, {}, {}, v);  // before k, which may overwrite what both come from
   if (!k.empty()) turn(k0, k_norm, k);
 }
 
@@ -328,15 +330,18 @@ void DecoderLayer::qkv_backward(Context& ctx, const LayerInputs& batch, const Ad
   const Tensor table = batch.rope_tables[static_cast<size_t>(config.rope)].rows(begin, T);
   // Back through RoPE and the head norm; `into` is f32 or the operands' dtype.
   const auto turn_back = [&](Tensor from, Tensor weight, Tensor dy, Tensor into) {
-    rope(ctx, {.x = dy, .table = table, .y = model->qk_norm ? dy : into, .head_dim = config.head_dim, .inverse = true});
-    if (!model->qk_norm) return;
-    rmsnorm_backward(ctx, {.x = from,
-                           .weight = weight,
-                           .dy = dy,
-                           .dx = into,
-                           .groups = dy.shape[1] / config.head_dim,
-                           .eps = model->rms_norm_eps,
-                           .offset = model->norm_offset});
+    if (model->qk_norm) {
+      rmsnorm_backward(ctx, {.x = from,
+                             .weight = weight,
+                             .table = table,
+                             .dy = dy,
+                             .dx = into,
+                             .groups = dy.shape[1] / config.head_dim,
+                             .eps = model->rms_norm_eps,
+                             .offset = model->norm_offset});
+    } else {
+      rope(ctx, {.x = dy, .table = table, .y = into, .head_dim = config.head_dim, .inverse = true});
+    }
   };
   const auto value_back = [&](Tensor into, Write write) {
     if (model->value_norm) {

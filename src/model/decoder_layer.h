@@ -74,7 +74,7 @@ struct DecoderLayer {
   AttentionShape attention_shape() const;
   bool norms_qk() const { return model->qk_norm; }
   void norm(Context& ctx, Tensor x, Tensor weight, Tensor residual, Tensor y) const;
-  void head_norm(Context& ctx, Tensor x, Tensor weight, Tensor y) const;
+  void head_norm(Context& ctx, Tensor x, Tensor weight, Tensor table, Tensor y) const;  // and RoPE, with a table
   Tensor own_inputs(Context& ctx, Tensor u, int64_t begin, int64_t count, ArenaScope& scope) const;
   void project(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x, Tensor q0,
                Tensor k0, Tensor v0) const;

@@ -6,23 +6,28 @@ namespace {
 
 bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
-void check_rows(const Tensor& x, const Tensor& weight, int64_t groups, float eps) {
-  SLUICE_ASSERT(is_float(x.dtype) && x.shape.rank() == 2);
-  SLUICE_ASSERT(groups >= 1 && x.shape[1] % groups == 0 && eps > 0);
-  SLUICE_ASSERT(weight.empty() || (weight.dtype == DType::f32 && weight.shape == Shape{x.shape[1] / groups}));
+template <class Args>
+void check_rows(const Args& args) {
+  SLUICE_ASSERT(is_float(args.x.dtype) && args.x.shape.rank() == 2);
+  SLUICE_ASSERT(args.groups >= 1 && args.x.shape[1] % args.groups == 0 && args.eps > 0);
+  const int64_t N = args.x.shape[0], C = args.x.shape[1] / args.groups;
+  SLUICE_ASSERT(args.weight.empty() || (args.weight.dtype == DType::f32 && args.weight.shape == Shape{C}));
+  SLUICE_ASSERT(args.table.empty() ||
+                (args.table.dtype == DType::f32 && args.table.shape == Shape{N, C} && C % 2 == 0));
 }
 
 }  // namespace
 
 void rmsnorm_forward(Context& ctx, const RmsNormForward& args) {
-  check_rows(args.x, args.weight, args.groups, args.eps);
+  check_rows(args);
   SLUICE_ASSERT(args.y.shape == args.x.shape && args.y.dtype == args.x.dtype);
   SLUICE_ASSERT(args.residual.empty() || (args.residual.shape == args.x.shape && args.residual.dtype == args.x.dtype));
+  SLUICE_ASSERT(args.residual.empty() || args.table.empty());
   SLUICE_DISPATCH(ctx, rmsnorm_forward, args);
 }
 
 void rmsnorm_backward(Context& ctx, const RmsNormBackward& args) {
-  check_rows(args.x, args.weight, args.groups, args.eps);
+  check_rows(args);
   for (const Tensor& t : {args.dy, args.dx}) {
     SLUICE_ASSERT(t.shape == args.x.shape && (t.dtype == DType::f32 || t.dtype == args.x.dtype));
   }

@@ -6,6 +6,9 @@
 // 0; without a weight the factor is 1. Rows are [N, groups * C]: each group of C is normalised by itself with the same
 // weight (q and k norms over the heads). Backward: docs/math/rmsnorm.md. x and y share one dtype, f32 or bf16; weight
 // is f32; everything inside is f32, rounded once. The backward recomputes rstd. Deterministic.
+//
+// With a `table` (ops/rope/rope.h) each group is a head that RoPE turns after it is normalised (q and k of Gemma 3 and 4 and of
+// Qwen3): y = rope(norm(x)), norm(x) rounded to its dtype in between as Hugging Face does. The backward turns dy back in f32.
 #pragma once
 
 #include "core/tensor.h"
@@ -18,6 +21,7 @@ struct RmsNormForward {
   Tensor x;         // [N, G * C]  in
   Tensor weight;    // [C] f32     in    may be empty: factor 1
   Tensor residual;  // [N, G * C]  in    may be empty; added to the result before rounding (Gemma's post-norms)
+  Tensor table;     // [N, C] f32  in    may be empty; the rows of these tokens; not with a residual
   Tensor y;         // [N, G * C]  out   may be x or residual
   int64_t groups = 1;
   float eps = 1e-6F;  // > 0
@@ -26,9 +30,9 @@ struct RmsNormForward {
 void rmsnorm_forward(Context& ctx, const RmsNormForward& args);
 
 struct RmsNormBackward {
-  Tensor x, weight;  // as in the forward pass
-  Tensor dy;         // [N, G * C]  in    f32 or the dtype of x
-  Tensor dx;         // [N, G * C]  out, by `write`; f32 or the dtype of x; may be dy when the dtypes agree
+  Tensor x, weight, table;  // as in the forward pass
+  Tensor dy;                // [N, G * C]  in    f32 or the dtype of x
+  Tensor dx;                // [N, G * C]  out, by `write`; f32 or the dtype of x; may be dy when the dtypes agree
   Write write = Write::set;
   int64_t groups = 1;
   float eps = 1e-6F;

@@ -4,6 +4,7 @@
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include "ops/common/cpu_simd.h"
+#include "ops/rope/rope_row.h"
 
 namespace sluice::SLUICE_CPU {
 
@@ -79,32 +80,43 @@ void backward_row(const T* x, const float* factor, const TDy* dy, TDx* dx, Write
       });
 }
 
-// row(n) for n < rows, in parallel.
+// row(n, thread) for n < rows, in parallel.
 template <class F>
 void for_rows(Context& ctx, int64_t rows, int64_t C, F row) {
   const int64_t per_item = std::max<int64_t>(1, elements_per_item / std::max<int64_t>(1, C));
-  ctx.pool.parallel_for((rows + per_item - 1) / per_item, [&](int64_t item, int) {
+  ctx.pool.parallel_for((rows + per_item - 1) / per_item, [&](int64_t item, int thread) {
     const int64_t end = std::min(rows, (item + 1) * per_item);
-    for (int64_t n = item * per_item; n < end; ++n) row(n);
+    for (int64_t n = item * per_item; n < end; ++n) row(n, thread);
   });
 }
 
+// `turned` [threads, C]: dy of a row, turned back.
 template <class T, class TDy, class TDx>
-void backward(Context& ctx, const RmsNormBackward& args, const float* factor, int64_t rows, int64_t C) {
+void backward(Context& ctx, const RmsNormBackward& args, const float* factor, float* turned, int64_t rows, int64_t C) {
   const T* x = args.x.as<T>();
   const TDy* dy = args.dy.as<TDy>();
+  const float* table = args.table.as<float>();
   TDx* dx = args.dx.as<TDx>();
-  for_rows(ctx, rows, C,
-           [&](int64_t n) { backward_row(x + n * C, factor, dy + n * C, dx + n * C, args.write, C, args.eps); });
+  for_rows(ctx, rows, C, [&](int64_t n, int thread) {
+    if (table == nullptr) {
+      backward_row(x + n * C, factor, dy + n * C, dx + n * C, args.write, C, args.eps);
+    } else {
+      float* const row = turned + thread * C;
+      rotate_row(dy + n * C, table + n / args.groups * C, row, C, -1.0F);
+      backward_row(x + n * C, factor, row, dx + n * C, args.write, C, args.eps);
+    }
+  });
 }
 
 template <class T>
 void forward(Context& ctx, const RmsNormForward& args, const float* factor, int64_t rows, int64_t C) {
   const T* x = args.x.as<T>();
   const T* residual = args.residual.as<T>();
+  const float* table = args.table.as<float>();
   T* y = args.y.as<T>();
-  for_rows(ctx, rows, C, [&](int64_t n) {
+  for_rows(ctx, rows, C, [&](int64_t n, int) {
     forward_row(x + n * C, factor, residual != nullptr ? residual + n * C : nullptr, y + n * C, C, args.eps);
+    if (table != nullptr) rotate_row(y + n * C, table + n / args.groups * C, y + n * C, C, 1.0F);
   });
 }
 
@@ -123,13 +135,14 @@ void rmsnorm_backward(Context& ctx, const RmsNormBackward& args) {
   ArenaScope scratch(ctx.arena);
   const int64_t C = args.x.shape[1] / args.groups, rows = args.x.shape[0] * args.groups;
   const float* factor = make_factor(ctx, args.weight, C, args.offset);
+  float* turned = args.table.empty() ? nullptr : scratch.array<float>(ctx.pool.num_threads() * C);
   if (ctx.counting()) return;
   const bool dy_f32 = args.dy.dtype == DType::f32, dx_f32 = args.dx.dtype == DType::f32;
-  if (args.x.dtype == DType::f32) backward<float, float, float>(ctx, args, factor, rows, C);
-  else if (dy_f32 && dx_f32) backward<bf16, float, float>(ctx, args, factor, rows, C);
-  else if (dy_f32) backward<bf16, float, bf16>(ctx, args, factor, rows, C);
-  else if (dx_f32) backward<bf16, bf16, float>(ctx, args, factor, rows, C);
-  else backward<bf16, bf16, bf16>(ctx, args, factor, rows, C);
+  if (args.x.dtype == DType::f32) backward<float, float, float>(ctx, args, factor, turned, rows, C);
+  else if (dy_f32 && dx_f32) backward<bf16, float, float>(ctx, args, factor, turned, rows, C);
+  else if (dy_f32) backward<bf16, float, bf16>(ctx, args, factor, turned, rows, C);
+  else if (dx_f32) backward<bf16, bf16, float>(ctx, args, factor, turned, rows, C);
+  else backward<bf16, bf16, bf16>(ctx, args, factor, turned, rows, C);
 }
 
 }  // namespace sluice::SLUICE_CPU

@@ -124,3 +124,63 @@ TEST_CASE("rmsnorm on CUDA: a row's bytes do not depend on the rows beside it") 
     }
   }
 }
+
+TEST_CASE("rmsnorm with RoPE on CUDA: heads of every layout, few and many, aligned and not") {
+  if (!on_cuda()) return;
+  for (int64_t C : {32, 64, 96, 128, 256, 512, 1024, 2048})
+    for (int64_t G : {1, 2, 5, 33})
+      for (int64_t skipped : {0, 1}) {
+        CAPTURE(C);
+        CAPTURE(G);
+        CAPTURE(skipped);
+        const Problem p(7, G, C);
+        const std::vector<float> table = random_values(static_cast<size_t>(p.N * C), 5);
+        Buffer tb(DType::f32, {p.N, C}, table), wb(DType::f32, {C}, p.weight);
+        const auto forward = [&]<class T>(T) {
+          std::vector<T> y(p.x.size());
+          ref::rmsnorm_rope_forward(p.N, G, C, cast<T>(p.x).data(), cast<T>(p.weight).data(), table.data(), 1,
+                                    static_cast<double>(eps), y.data());
+          return y;
+        };
+        const auto backward = [&]<class T>(T) {
+          std::vector<T> dx(p.x.size());
+          ref::rmsnorm_rope_backward(p.N, G, C, cast<T>(p.x).data(), cast<T>(p.weight).data(), table.data(),
+                                     cast<T>(p.dy).data(), 1, static_cast<double>(eps), dx.data());
+          for (size_t i = 0; i < dx.size(); ++i) dx[i] += T(p.residual[i]);
+          return dx;
+        };
+        for (DType dtype : {DType::f32, DType::bf16}) {
+          TestContext ctx(Isa::avx2);
+          const Shifted x(dtype, p.shape(), p.x, skipped), y(dtype, p.shape(), {}, skipped);
+          rmsnorm_forward(
+              ctx, {.x = x.tensor, .weight = wb, .table = tb, .y = y.tensor, .groups = G, .eps = eps, .offset = 1});
+          check_close(to_double(y.tensor), forward(double{}), to_double(Buffer(dtype, p.shape(), forward(float{}))),
+                      dtype);
+          Buffer rows(dtype, p.shape());
+          for (int64_t n = 0; skipped == 0 && n < p.N; ++n) {
+            rmsnorm_forward(ctx, {.x = x.tensor.rows(n, 1),
+                                  .weight = wb,
+                                  .table = tb.tensor.rows(n, 1),
+                                  .y = rows.tensor.rows(n, 1),
+                                  .groups = G,
+                                  .eps = eps,
+                                  .offset = 1});
+          }
+          if (skipped == 0) CHECK(to_double(rows.tensor) == to_double(y.tensor));
+          for (DType dx_dtype : {DType::f32, dtype}) {
+            const Shifted dy(DType::f32, p.shape(), p.dy, skipped), dx(dx_dtype, p.shape(), p.residual, skipped);
+            rmsnorm_backward(ctx, {.x = x.tensor,
+                                   .weight = wb,
+                                   .table = tb,
+                                   .dy = dy.tensor,
+                                   .dx = dx.tensor,
+                                   .write = Write::add,
+                                   .groups = G,
+                                   .eps = eps,
+                                   .offset = 1});
+            check_close(to_double(dx.tensor), backward(double{}),
+                        to_double(Buffer(dx_dtype, p.shape(), backward(float{}))), dx_dtype);
+          }
+        }
+      }
+}

@@ -3,6 +3,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <vector>
+
+#include "ops/rope/rope_ref.h"
 
 namespace sluice::ref {
 
@@ -41,6 +44,22 @@ void rmsnorm_backward(int64_t rows, int64_t C, const T* x, const T* weight, cons
       dx[n * C + c] = dy[n * C + c] * factor * rstd - k * x[n * C + c];
     }
   }
+}
+
+// Heads [N, G, C], normalised and then turned by table [N, C].
+template <class T, class U>
+void rmsnorm_rope_forward(int64_t N, int64_t G, int64_t C, const T* x, const T* weight, const U* table, double offset,
+                          double eps, T* y) {
+  rmsnorm_forward(N * G, C, x, weight, static_cast<const T*>(nullptr), offset, eps, y);
+  rope(N, G, C, y, table, false, y);
+}
+
+template <class T, class U>
+void rmsnorm_rope_backward(int64_t N, int64_t G, int64_t C, const T* x, const T* weight, const U* table, const T* dy,
+                           double offset, double eps, T* dx) {
+  std::vector<T> turned(static_cast<size_t>(N * G * C));
+  rope(N, G, C, dy, table, true, turned.data());
+  rmsnorm_backward(N * G, C, x, weight, turned.data(), offset, eps, dx);
 }
 
 }  // namespace sluice::ref

@@ -4,6 +4,7 @@
 
 #include "ops/common/cuda_utils.cuh"
 #include "ops/common/pack.cuh"
+#include "ops/rope/rope.cuh"
 
 namespace sluice::cuda {
 
@@ -31,14 +32,6 @@ __global__ __launch_bounds__(block) void form_table(const __grid_constant__ Freq
     row[i] = static_cast<float>(f.factor * cosine);
     row[half + i] = static_cast<float>(f.factor * sine);
   }
-}
-
-// One rounding order for both kernels below.
-struct Turned {
-  float first, second;
-};
-__device__ Turned turn(float a, float b, float cosine, float sine) {
-  return {fmaf(a, cosine, -__fmul_rn(b, sine)), fmaf(b, cosine, __fmul_rn(a, sine))};
 }
 
 struct Shape3 {

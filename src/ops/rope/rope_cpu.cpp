@@ -4,31 +4,15 @@
 #include "ops/rope/rope.h"
 
 #include "ops/common/cpu_simd.h"
+#include "ops/rope/rope_row.h"
 
 namespace sluice::SLUICE_CPU {
 
 namespace {
 
-// One pair of vectors: `count` pairs of which both halves are read before either is written, so y may be x.
-template <class T, class U>
-SLUICE_INLINE void rotate(const T* x, const float* table, U* y, int64_t half, float sign, int64_t count) {
-  const bool whole = count == lanes;
-  const F32 cosine = whole ? load(table) : load_part(table, count);
-  const F32 sine = (whole ? load(table + half) : load_part(table + half, count)) * sign;
-  const F32 a = whole ? load(x) : load_part(x, count), b = whole ? load(x + half) : load_part(x + half, count);
-  const F32 first = a * cosine - b * sine, second = b * cosine + a * sine;
-  if (whole) {
-    store(y, first);
-    store(y + half, second);
-  } else {
-    store_part(y, first, count);
-    store_part(y + half, second, count);
-  }
-}
-
 template <class T, class U>
 void rope_rows(Context& ctx, const Rope& args) {
-  const int64_t N = args.x.shape[0], width = args.x.shape[1], D = args.head_dim, half = D / 2;
+  const int64_t N = args.x.shape[0], width = args.x.shape[1], D = args.head_dim;
   const T* x = args.x.as<T>();
   U* y = args.y.as<U>();
   const float* table = args.table.as<float>();
@@ -36,11 +20,8 @@ void rope_rows(Context& ctx, const Rope& args) {
   const int64_t per_item = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
   ctx.pool.parallel_for((N + per_item - 1) / per_item, [&](int64_t item, int) {
     for (int64_t n = item * per_item; n < std::min(N, (item + 1) * per_item); ++n) {
-      for (int64_t head = n * width; head < (n + 1) * width; head += D) {
-        int64_t i = 0;
-        for (; i + lanes <= half; i += lanes) rotate(x + head + i, table + n * D + i, y + head + i, half, sign, lanes);
-        if (i < half) rotate(x + head + i, table + n * D + i, y + head + i, half, sign, half - i);
-      }
+      for (int64_t head = n * width; head < (n + 1) * width; head += D)
+        rotate_row(x + head, table + n * D, y + head, D, sign);
     }
   });
 }

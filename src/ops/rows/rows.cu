@@ -57,8 +57,6 @@ void copy_rows(cudaStream_t stream, const std::byte* x, int64_t from, int64_t x_
   else launch(uint16_t{});
 }
 
-constexpr int rows_of_block = 16;  // of y
-
 // The first m with index[m] >= n, by a whole warp: 32 places at a time, so that few loads wait for one another.
 __device__ int lower_bound(const int32_t* __restrict__ index, int M, int64_t n) {
   const int lane = threadIdx.x % 32;
@@ -74,71 +72,84 @@ __device__ int lower_bound(const int32_t* __restrict__ index, int M, int64_t n) 
   return low;
 }
 
-// begin[i] = the first m with index[m] >= first + i, for i in [0, rows_of_block]; by a whole block.
-__device__ void find_ranges(const int32_t* __restrict__ index, int M, int64_t first, int (&begin)[rows_of_block + 1]) {
-  __shared__ int ends[2];
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  if (thread < 64) {
-    const int end = lower_bound(index, M, first + thread / 32 * rows_of_block);
-    if (thread % 32 == 0) ends[thread / 32] = end;
+// The m with index[m] = n: [begin, end), by a whole warp.
+struct Range {
+  int begin, end;
+};
+__device__ Range equal_range(const int32_t* __restrict__ index, int M, int64_t n) {
+  if (M == 0 || n < index[0] || n > index[M - 1]) return {0, 0};
+  const int begin = lower_bound(index, M, n), lane = threadIdx.x % 32;
+  for (int end = begin;; end += 32) {
+    const unsigned others = __ballot_sync(0xffffffffU, end + lane >= M || index[end + lane] != n);
+    if (others != 0) return {begin, end + __ffs(static_cast<int>(others)) - 1};
   }
-  __syncthreads();
-  if (thread <= rows_of_block) begin[thread] = ends[1];
-  __syncthreads();
-  for (int m = ends[0] + thread; m < ends[1]; m += block) {
-    const int from = m == ends[0] ? 0 : static_cast<int>(index[m - 1] - first) + 1;
-    const int to = min(static_cast<int>(index[m] - first), rows_of_block);
-    for (int i = max(from, 0); i <= to; ++i) begin[i] = m;
-  }
-  __syncthreads();
 }
 
 // A pack, or one element.
 template <class T, int size>
-__device__ void load_some(const T* p, float (&v)[size]) {
-  if constexpr (size == 1) v[0] = to_float(*p);
-  else unpack(load_pack<size>(p), v);
-}
+struct Some {
+  Pack<T, size> pack;
+  __device__ void load(const T* p) { pack = load_pack<size>(p); }
+  __device__ void get(float (&v)[size]) const { unpack(pack, v); }
+};
+template <class T>
+struct Some<T, 1> {
+  T value;
+  __device__ void load(const T* p) { value = *p; }
+  __device__ void get(float (&v)[1]) const { v[0] = to_float(value); }
+};
 template <class T, int size>
 __device__ void store_some(T* p, const float (&v)[size]) {
   if constexpr (size == 1) *p = from_float<T>(v[0]);
   else store_pack(p, v);
 }
 
-// y[n] = sum over the m with index[m] = n of weight[m] * x[m], in order, in packs of `size` elements.
+constexpr int packs_in_flight = 8;
+
+// y[n] = sum over the m with index[m] = n of weight[m] * x[m], in order, in packs of `size` elements. A warp for each row.
 template <class X, class Y, int size>
-__global__ __launch_bounds__(block) void weighted_sums(const X* __restrict__ x, const float* __restrict__ weight,
-                                                       const int32_t* __restrict__ index, int M, Y* __restrict__ y,
-                                                       int64_t N, int C) {
-  __shared__ int begin[rows_of_block + 1];
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x) * rows_of_block;
-  find_ranges(index, M, first_row, begin);
-  for (int row = threadIdx.y; row < rows_of_block && first_row + row < N; row += blockDim.y) {
-    const int first = begin[row], count = begin[row + 1] - first;
-    const X* from = x + static_cast<int64_t>(first) * C;
-    Y* to = y + (first_row + row) * C;
-    if (count <= 1) {  // most rows: several loads in flight
-      const float w = count == 1 ? weight[first] : 0.0F;
-#pragma unroll 4
-      for (int c = threadIdx.x * size; c < C; c += blockDim.x * size) {
-        float v[size] = {};
-        if (count == 1) load_some(from + c, v);
+__global__ __launch_bounds__(block, 4) void weighted_sums(const X* __restrict__ x, const float* __restrict__ weight,
+                                                          const int32_t* __restrict__ index, int M, Y* __restrict__ y,
+                                                          int64_t N, int C) {
+  const int lane = threadIdx.x % 32;
+  // From the last row: the targets of a training row lie at its end, and what only stores can come after what waits for loads.
+  const int64_t n = N - 1 - (static_cast<int64_t>(blockIdx.x) * (block / 32) + threadIdx.x / 32);
+  if (n < 0) return;
+  const auto [first, last] = equal_range(index, M, n);
+  const X* const from = x + static_cast<int64_t>(first) * C;
+  y += n * C;
+  if (last - first <= 1) {  // most rows
+    const float w = last > first ? weight[first] : 0.0F;
+    for (int begin = lane * size; begin < C; begin += packs_in_flight * 32 * size) {
+      Some<X, size> values[packs_in_flight] = {};
+#pragma unroll
+      for (int k = 0; k < packs_in_flight; ++k) {
+        const int c = begin + k * 32 * size;
+        if (last > first && c < C) values[k].load(from + c);
+      }
+#pragma unroll
+      for (int k = 0; k < packs_in_flight; ++k) {
+        const int c = begin + k * 32 * size;
+        float v[size];
+        values[k].get(v);
 #pragma unroll
         for (int j = 0; j < size; ++j) v[j] = fmaf(w, v[j], 0.0F);
-        store_some(to + c, v);
+        if (c < C) store_some(y + c, v);
       }
-      continue;
     }
-    for (int c = threadIdx.x * size; c < C; c += blockDim.x * size) {
-      float sum[size] = {};
-      for (int m = 0; m < count; ++m) {
-        float v[size];
-        load_some(from + static_cast<int64_t>(m) * C + c, v);
+    return;
+  }
+  for (int c = lane * size; c < C; c += 32 * size) {
+    float sum[size] = {};
+    for (int m = first; m < last; ++m) {
+      Some<X, size> values;
+      values.load(from + static_cast<int64_t>(m - first) * C + c);
+      float v[size];
+      values.get(v);
 #pragma unroll
-        for (int j = 0; j < size; ++j) sum[j] = fmaf(weight[first + m], v[j], sum[j]);
-      }
-      store_some(to + c, sum);
+      for (int j = 0; j < size; ++j) sum[j] = fmaf(weight[m], v[j], sum[j]);
     }
+    store_some(y + c, sum);
   }
 }
 
@@ -226,13 +237,13 @@ void scatter_rows(Context& ctx, const ScatterRows& args) {
   }
   with_types(args.x, args.y, [&]<class X, class Y>() {
     constexpr int size = pack_size<X, Y>;
-    const auto launch = [&](auto kernel, int64_t units) {
-      kernel<<<ceil_div(N, rows_of_block), RowCut(N, units).threads, 0, stream>>>(
-          data_of<X>(args.x), data_of<float>(args.weight), data_of<int32_t>(args.index), static_cast<int>(M),
-          data_of<Y>(args.y), N, static_cast<int>(C));
+    const auto launch = [&](auto kernel) {
+      kernel<<<ceil_div(N, block / 32), block, 0, stream>>>(data_of<X>(args.x), data_of<float>(args.weight),
+                                                            data_of<int32_t>(args.index), static_cast<int>(M),
+                                                            data_of<Y>(args.y), N, static_cast<int>(C));
     };
-    if (C % size == 0 && aligned_to_packs({args.x.data, args.y.data})) launch(weighted_sums<X, Y, size>, C / size);
-    else launch(weighted_sums<X, Y, 1>, C);
+    if (C % size == 0 && aligned_to_packs({args.x.data, args.y.data})) launch(weighted_sums<X, Y, size>);
+    else launch(weighted_sums<X, Y, 1>);
   });
   check_launch("scatter_rows");
 }

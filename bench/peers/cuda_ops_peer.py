@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""The rows of bench/cuda_op_bench.cpp with PyTorch, in the same table: attention, linear layers with and without LoRA, the head,
-elementwise ops.
+"""The rows of bench/cuda_op_bench.cpp with PyTorch, PEFT and Liger, in the same table: attention, linear layers with and without
+LoRA, the head, elementwise ops.
 
     cuda_ops_peer.py
     cuda_ops_peer.py --filter "attention,head" --tokens 2048 --json rows.json
 
 Attention is what torch has: cuDNN and FlashAttention-2, which takes windows too, and for head dimensions above 256 the
-memory-efficient kernel. Backward times are of torch.autograd.grad on a kept graph. "MiB" is what the allocator held above the data.
+memory-efficient kernel. Linear layers with an adapter are PEFT's, its adapter in bf16, or in float32 under autocast as PEFT makes
+it; the base alone is torch's product. The head is Liger's fused linear cross-entropy, or all logits at once. Backward times are of
+torch.autograd.grad on a kept graph. "MiB" is what the allocator held above the data.
 """
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -33,7 +36,7 @@ class Bench:
             return
         try:
             self.measure(name, call, flop, size)
-        except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
+        except (RuntimeError, ImportError) as error:  # out of memory is one
             print(f"{name:<66} failed: {str(error).splitlines()[0]}", flush=True)
             self.rows.append({"op": name, "error": str(error).splitlines()[0]})
 
@@ -41,11 +44,14 @@ class Bench:
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(self.args.warmups):
-            call()
+        call()  # compiles what is compiled
         once = self.timed(call, 1)
+        for _ in range(self.args.warmups - 1 if once < 100 else 0):
+            call()
+        once = self.timed(call, 1) if once < 100 else once
         runs = 1 if once >= 1 else min(50, math.ceil(1 / max(once, 1e-3)))
-        ms = statistics.median(self.timed(call, runs) for _ in range(self.args.repeats))
+        repeats = min(self.args.repeats, int(1000 * self.args.seconds / (once * runs)))
+        ms = statistics.median(self.timed(call, runs) for _ in range(repeats)) if repeats > 0 else once
         extra = (torch.cuda.max_memory_allocated() - held) / 2**20
         tflops, gbs = flop / ms / 1e9, size / ms / 1e6
         number = lambda value: f"{value:.1f}" if value > 0 else "-"
@@ -122,51 +128,77 @@ def keep_graph(b, run, inputs, do, forward, backward, flop):
     b.row(backward, lambda: torch.autograd.grad(o, inputs, do, retain_graph=True), flop=10 * flop)
 
 
+def peft_layer(weight, rank, dtype):
+    """PEFT's layer around a frozen weight, and its A and B."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    out, width = weight.shape
+    base = torch.nn.Linear(width, out, bias=False, device="meta")
+    base.weight = torch.nn.Parameter(weight, requires_grad=False)
+    model = inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["proj"]), torch.nn.ModuleDict({"proj": base}))
+    layer = model["proj"].train()
+    lora_a, lora_b = layer.lora_A["default"].to(dtype), layer.lora_B["default"].to(dtype)
+    with torch.no_grad():
+        lora_b.weight.normal_(std=0.02)  # zero at first
+    return layer, lora_a.weight, lora_b.weight
+
+
 def linear_rows(b):
-    n, rank = b.args.tokens, b.args.rank
+    n = b.args.tokens
     for width, out in [(1536, 2048), (1536, 4608), (4608, 1536), (4096, 14336), (5376, 21504)]:
         about = f"bf16 {width} -> {out}, {n} rows"
-        names = [f"linear {which}, {about}" for which in ("forward, base alone", "forward, adapted", "backward, base alone", "backward, adapted")]
-        if not b.wants(*names):
+        forward, backward = "linear forward, ", "linear backward, "
+        if not b.wants(*(way + which + about for way in (forward, backward) for which in ("base alone, ", "adapted, "))):
             continue
         w, x, dy = randn(out, width, scale=0.02), randn(n, width, grad=True), randn(n, out)
-        lora_a, lora_b = randn(rank, width, scale=0.02, grad=True), randn(out, rank, scale=0.02, grad=True)
         flop = 2 * n * width * out
-        adapted = lambda: F.linear(x, w) + F.linear(F.linear(x, lora_a), lora_b) * 2.0
         with torch.no_grad():
-            b.row(names[0], lambda: F.linear(x, w), flop=flop)
-            b.row(names[1], adapted, flop=flop)
-            b.row(names[2], lambda: dy @ w, flop=flop)
-        y = adapted()
-        b.row(names[3], lambda: torch.autograd.grad(y, (x, lora_a, lora_b), dy, retain_graph=True), flop=flop)
-        del y
+            b.row(forward + "base alone, " + about, lambda: F.linear(x, w), flop=flop)
+            b.row(backward + "base alone, " + about, lambda: dy @ w, flop=flop)
+        for label, dtype in (("bf16", torch.bfloat16), ("autocast", torch.float32)):
+            peft_rows(b, w, x, dy, dtype, f"{forward}adapted, {about} PEFT {label}", f"{backward}adapted, {about} PEFT {label}", flop)
         torch.cuda.empty_cache()
 
 
+def peft_rows(b, w, x, dy, dtype, forward, backward, flop):
+    layer, lora_a, lora_b = peft_layer(w, b.args.rank, dtype)
+
+    def run():
+        with torch.autocast(w.device.type, dtype=torch.bfloat16) if dtype == torch.float32 else contextlib.nullcontext():
+            return layer(x)
+
+    b.row(forward, run, flop=flop)  # with the graph that the backward reads
+    y = run()
+    b.row(backward, lambda: torch.autograd.grad(y, (x, lora_a, lora_b), dy, retain_graph=True), flop=flop)
+
+
 def head_rows(b):
-    for width, vocabulary, softcap in [(1536, 130560, 0), (2560, 262144, 30), (4096, 128256, 0)]:
+    for width, vocabulary, softcap in [(1536, 130560, None), (2560, 262144, 30.0), (4096, 128256, None)]:
         for rows in (8192, 2048):
             about = f"bf16 {width} x {vocabulary}{' softcap' if softcap else ''}, {rows} rows"
             both, alone = f"head by rows, {about}", f"head by rows, logp alone, {about}"
             if not b.wants(both, alone):
                 continue
-            w, h = randn(vocabulary, width, scale=0.02), randn(rows, width, scale=8 / (0.02 * math.sqrt(width)))
+            w, h = randn(vocabulary, width, scale=0.02), randn(rows, width, scale=8 / (0.02 * math.sqrt(width)), grad=True)
             targets = torch.randint(0, vocabulary, (rows,), device="cuda")
 
-            def chunks(backward):
-                for begin in range(0, rows, b.args.head_rows):
-                    part = h[begin:begin + b.args.head_rows].detach().requires_grad_(backward)
-                    logits = F.linear(part, w)
-                    if softcap:
-                        logits = softcap * torch.tanh(logits / softcap)
-                    loss = F.cross_entropy(logits.float(), targets[begin:begin + b.args.head_rows], reduction="sum")
-                    if backward:
-                        loss.backward()
+            def full(h):
+                logits = F.linear(h, w)
+                if softcap:
+                    logits = softcap * torch.tanh(logits / softcap)
+                return F.cross_entropy(logits.float(), targets)
+
+            def liger(h):
+                from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+                return liger_fused_linear_cross_entropy(h, w, targets, softcap=softcap)
 
             flop = 2 * rows * width * vocabulary
-            b.row(both, lambda: chunks(True), flop=2 * flop)
-            with torch.no_grad():
-                b.row(alone, lambda: chunks(False), flop=flop)
+            for label, loss in (("Liger", liger), ("full logits", full)):
+                b.row(f"{both} {label}", lambda: torch.autograd.grad(loss(h), h), flop=2 * flop)
+                torch.cuda.empty_cache()
+                b.row(f"{alone} {label}", lambda: loss(h.detach()), flop=flop)
+                torch.cuda.empty_cache()
             del w, h
             torch.cuda.empty_cache()
 
@@ -200,8 +232,8 @@ def main():
     p.add_argument("--filter", default="", help="parts of names, separated by commas")
     p.add_argument("--tokens", type=int, default=8192)
     p.add_argument("--rank", type=int, default=16)
-    p.add_argument("--head-rows", type=int, default=2048, help="rows of the head at once")
     p.add_argument("--repeats", type=int, default=10)
+    p.add_argument("--seconds", type=float, default=1, help="of a row's repeats at most")
     p.add_argument("--warmups", type=int, default=3)
     p.add_argument("--json")
     args = p.parse_args()

@@ -10,7 +10,7 @@ wanted=$root/bench/peers/requirements.txt
 if [ ! -f "$venv/installed" ] || ! cmp -s "$wanted" "$venv/installed"; then
   "$root/scripts/setup.sh" build bench >&2
   [ -x "$python" ] || python3 -m venv "$venv"
-  echo "setup: installing torch, transformers, peft and llama-cpp-python into bench/.venv (some minutes)" >&2
+  echo "setup: installing torch, transformers, peft, liger-kernel and llama-cpp-python into bench/.venv (some minutes)" >&2
   CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) "$python" -m pip install --quiet -r "$wanted" >&2
   cp "$wanted" "$venv/installed"
 fi

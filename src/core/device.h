@@ -66,7 +66,7 @@ class DeviceTimer {
 // with SLUICE_CUDA_GRAPH=0 or SLUICE_CUDA_PROFILE=1 in the environment. One at a time on a device. Without launch() what was captured is dropped.
 class GraphCapture {
  public:
-  static constexpr int64_t most_tokens = 16384;
+  static constexpr int64_t most_tokens = 4096;
   GraphCapture(const Context& ctx, int64_t num_tokens);
   ~GraphCapture();
   GraphCapture(const GraphCapture&) = delete;

@@ -111,17 +111,41 @@ __global__ void __launch_bounds__(32 * rows_of_delta)
   }
   o += from * head_dim, do_ += from * head_dim;
   float sum = 0;
-  if (sizeof(T) == 2 && head_dim % 2 == 0) {
-    for (int d = 2 * lane; d < head_dim; d += 64) {
-      const float2 a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(o + d));
-      const float2 b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(do_ + d));
-      sum = fmaf(a.x, b.x, sum), sum = fmaf(a.y, b.y, sum);
-    }
-  } else {
-    for (int d = lane; d < head_dim; d += 32) sum = fmaf(to_float(o[d]), to_float(do_[d]), sum);
-  }
+  for (int d = lane; d < head_dim; d += 32) sum = fmaf(to_float(o[d]), to_float(do_[d]), sum);
   sum = warp_sum(sum);
   if (lane == 0) lse2[to] = lse[from] * log2_e, delta[to] = sum;
+}
+
+// The same for bf16, 16 bytes at a time: a warp reads a row, as many heads at once as it has lanes for.
+__global__ void __launch_bounds__(32 * rows_of_delta)
+    delta_rows(const __nv_bfloat16* __restrict__ o, const __nv_bfloat16* __restrict__ do_,
+               const float* __restrict__ lse, float* __restrict__ lse2, float* __restrict__ delta, int num_tokens,
+               int padded, int num_heads, int head_dim) {
+  const int row = static_cast<int>(blockIdx.x) * rows_of_delta + static_cast<int>(threadIdx.x) / 32,
+            lane = threadIdx.x % 32;
+  int lanes = 32;  // of a head
+  while (lanes > 1 && lanes / 2 * 8 >= head_dim) lanes /= 2;
+  for (int first = 0; first < num_heads; first += 32 / lanes) {
+    const int head = first + lane / lanes;
+    const int64_t from = static_cast<int64_t>(row) * num_heads + head, to = static_cast<int64_t>(head) * padded + row;
+    float sum = 0;
+    if (head < num_heads && row < num_tokens) {
+      for (int d = lane % lanes * 8; d < head_dim; d += lanes * 8) {
+        const Bf16x8 a = *reinterpret_cast<const Bf16x8*>(o + from * head_dim + d),
+                     b = *reinterpret_cast<const Bf16x8*>(do_ + from * head_dim + d);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 x = __bfloat1622float2(a.v[i]), y = __bfloat1622float2(b.v[i]);
+          sum = fmaf(x.x, y.x, sum), sum = fmaf(x.y, y.y, sum);
+        }
+      }
+    }
+    for (int offset = lanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+    if (head < num_heads && lane % lanes == 0) {
+      lse2[to] = row < num_tokens ? lse[from] * log2_e : __int_as_float(0x7f800000);
+      delta[to] = sum;
+    }
+  }
 }
 
 // ---- the portable kernels: tiles in scratch are float, row-major; a CTA forms 64 x 64 numbers ---------------------------------------
@@ -289,7 +313,8 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   const Extent extent{.heads = H, .kv_heads = K, .group = H / K, .blocks = ceil_div(N, backward_block)};
   const auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
   const bool hopper = facts_of(ctx).hopper() && args.q.dtype == DType::bf16 &&
-                      (ctx.counting() || (aligned(args.q) && aligned(args.k) && aligned(args.v) && aligned(args.do_)));
+                      (ctx.counting() || (aligned(args.q) && aligned(args.k) && aligned(args.v) && aligned(args.do_) &&
+                                          aligned(args.dq) && aligned(args.dk) && aligned(args.dv)));
   const bool narrow = hopper && backward_narrow_takes(D), wide = hopper && !narrow && BackwardSm90::takes(D);
   const int64_t tile_bytes = backward_tile * (wide ? 2 : 4),
                 tiles = narrow ? 0 : scratch_tiles(extent, shape.window, 2 * tile_bytes);
@@ -298,20 +323,26 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   ArenaScope scope(ctx.arena);
   auto* const p = scope.array<std::byte>(tiles * tile_bytes);
   auto* const ds = scope.array<std::byte>(tiles * tile_bytes);
-  const int64_t splits = narrow ? backward_narrow_splits(N, H, K) : 1;
-  auto* const partials = scope.array<float>((splits - 1) * 2 * N * K * D);
+  auto* const turns = scope.array<int>(narrow ? backward_narrow_turns(N, H, K, D) : 0);
   auto* const lse2 = scope.array<float>(H * padded);
   auto* const delta = scope.array<float>(H * padded);
   const AttentionMask mask = attention_mask(ctx, scope, args.spans, shape.window);
   if (ctx.counting()) return;
 
-  with_type(args.q.dtype, [&]<class T>() {
-    const dim3 grid(static_cast<unsigned>(padded / rows_of_delta), static_cast<unsigned>(H));
-    delta_kernel<T><<<grid, 32 * rows_of_delta, 0, stream_of(ctx)>>>(
-        static_cast<const T*>(args.o.data), static_cast<const T*>(args.do_.data), args.lse.as<float>(), lse2, delta,
-        static_cast<int>(N), static_cast<int>(padded), static_cast<int>(D));
-    check_launch("attention_backward, delta");
-  });
+  const auto delta_blocks = static_cast<unsigned>(padded / rows_of_delta);
+  if (args.q.dtype == DType::bf16 && D % 8 == 0 && aligned(args.o) && aligned(args.do_)) {
+    delta_rows<<<delta_blocks, 32 * rows_of_delta, 0, stream_of(ctx)>>>(
+        static_cast<const __nv_bfloat16*>(args.o.data), static_cast<const __nv_bfloat16*>(args.do_.data),
+        args.lse.as<float>(), lse2, delta, static_cast<int>(N), static_cast<int>(padded), static_cast<int>(H),
+        static_cast<int>(D));
+  } else {
+    with_type(args.q.dtype, [&]<class T>() {
+      delta_kernel<T><<<dim3(delta_blocks, static_cast<unsigned>(H)), 32 * rows_of_delta, 0, stream_of(ctx)>>>(
+          static_cast<const T*>(args.o.data), static_cast<const T*>(args.do_.data), args.lse.as<float>(), lse2, delta,
+          static_cast<int>(N), static_cast<int>(padded), static_cast<int>(D));
+    });
+  }
+  check_launch("attention_backward, delta");
 
   const BackwardArgs kernel_args{.mask = mask,
                                  .num_tokens = static_cast<int>(N),
@@ -336,7 +367,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
                                  .p = p,
                                  .ds = ds};
   if (narrow) {
-    backward_narrow(ctx, kernel_args, partials, static_cast<int>(splits));
+    backward_narrow(ctx, kernel_args, turns);
     return;
   }
   const std::vector<int64_t> first = first_key_blocks(args.spans, shape.window, extent.blocks);

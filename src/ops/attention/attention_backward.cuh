@@ -4,10 +4,9 @@
 // dP of its visible tiles of 128 x 128 and stores P and dS in scratch; a second one forms the three products
 //   dQ += scale dS K        dV += P^T dO        dK += scale dS^T Q
 // each element in one CTA, in the order of the tokens. That is five products for each pair and no more at any head dimension, without an order
-// between CTAs; holding dK and dV in registers instead takes seven, and nine at D = 512. Rounds follow one another on the stream, query blocks
-// ascending, so every sum has one order and nothing is atomic.
+// between CTAs. Rounds follow one another on the stream, query blocks ascending, so every sum has one order and nothing is atomic.
 //
-// At head dimensions 64 and 128 on Hopper seven products cost less than P and dS going through memory (backward_narrow).
+// At head dimensions 64 and 128 on Hopper P and dS stay on the chip, and additions to dQ in memory take turns (backward_narrow).
 #pragma once
 
 #include <cstdint>
@@ -74,12 +73,11 @@ class BackwardSm90 {
   Map q_, k_, v_, do_;  // CUtensorMap
 };
 
-// Kernels for bf16 and head dimensions 64 and 128, without rounds, seven products for each pair: some CTAs hold dQ of 128 queries in registers,
-// some dK and dV of 128 keys, and both compute S and dP. attention_backward_narrow_sm90.cu.
+// Kernels for bf16 and head dimensions 64 and 128, without rounds: a CTA holds dK and dV of 128 keys in registers and adds to dQ in memory, to each
+// block of queries in the order of the keys. attention_backward_narrow_sm90.cu. dq, dk and dv lie at multiples of 16 bytes.
 bool backward_narrow_takes(int64_t head_dim);
-// Where key blocks are few, the query heads of a K/V head are shared out among this many CTAs; the sums of all but the first go through
-// `partials`, [splits - 1, 2, N, K D] f32, and are added in order. A function of the shape.
-int64_t backward_narrow_splits(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads);
-void backward_narrow(const Context& ctx, const BackwardArgs& args, float* partials, int splits);
+// Numbers at `turns`: scratch by which CTAs keep the order of their additions.
+int64_t backward_narrow_turns(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim);
+void backward_narrow(const Context& ctx, const BackwardArgs& args, int* turns);
 
 }  // namespace sluice::cuda

@@ -41,7 +41,14 @@ const Case cases[] = {
     {"D 128, deep tree, window",
      heads(2, 1, 128, 0.0884F, 75),
      {{-1, 50}, {0, 60}, {0, 5}, {1, 70}, {3, 1}, {2, 90}, {4, 220}}},
+    {"D 128, siblings far behind their trunk",
+     heads(4, 2, 128, 0.0884F),
+     {{-1, 200}, {0, 330}, {0, 130}, {0, 3}, {1, 200}, {0, 170}}},
+    {"D 64, siblings far behind their trunk",
+     heads(2, 1, 64, 0.125F),
+     {{-1, 200}, {0, 330}, {0, 130}, {0, 3}, {1, 200}, {0, 170}}},
     {"D 128, softcap", heads(2, 1, 128, 0.2F, 0, 3.0F), {{-1, 300}}},
+    {"D 64, softcap, window", heads(2, 2, 64, 0.2F, 150, 3.0F), {{-1, 420}}},
     {"D 192", heads(2, 1, 192, 0.07F), {{-1, 260}}},
     {"D 256", heads(2, 1, 256, 0.0625F), {{-1, 385}}},
     {"D 256, window, GQA", heads(4, 2, 256, 0.0625F, 100), {{-1, 500}}},
@@ -112,6 +119,33 @@ TEST_CASE(
     check_close(to_double(run.dv), exact.dv, to_double(plain.dv), DType::f32);
     CHECK(max_difference(to_double(run.dq), exact.dq) < 1e-5);
     CHECK(max_difference(to_double(run.dk), exact.dk) < 1e-5);
+  }
+}
+
+// At head dimensions 64 and 128 blocks of keys take turns to add to dq, and parts of a group of heads to add to dk and dv.
+TEST_CASE("attention_backward on CUDA: however the blocks are scheduled, the bits are the same") {
+  if (!on_cuda()) return;
+  const Case problems[] = {
+      {"causal, heads in parts", heads(16, 2, 128, 0.0884F), {{-1, 3000}}},
+      {"a trunk and its branches", heads(8, 2, 128, 0.0884F), {{-1, 1500}, {0, 900}, {0, 700}, {1, 300}, {-1, 200}}},
+      {"D 64, window", heads(16, 8, 64, 0.125F, 300), {{-1, 4001}}},
+  };
+  for (const Case& c : problems) {
+    CAPTURE(c.what);
+    const AttentionProblem p = attention_problem(c.shape, Spans(c.spans));
+    AttentionRun run(p, DType::bf16);
+    give(run.o, random_values(p.q.size(), 7));
+    give(run.lse, std::vector<float>(static_cast<size_t>(p.N() * c.shape.num_heads), 5.0F));
+    TestContext context(detect_isa());
+    std::string first;
+    for (int round = 0; round < 20; ++round) {
+      fill(run.dq, std::numeric_limits<float>::quiet_NaN());
+      for (const Buffer* sum : {&run.dk, &run.dv}) fill(*sum, attention_gradient_before);
+      run.backward(context, p);
+      const std::string bytes = bytes_of(run.dq) + bytes_of(run.dk) + bytes_of(run.dv);
+      if (round == 0) first = bytes;
+      CHECK(bytes == first);
+    }
   }
 }
 

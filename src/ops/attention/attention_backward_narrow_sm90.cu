@@ -1,11 +1,15 @@
-// Backward of attention with head dimensions 64 and 128 on Hopper: CTAs for dQ, and CTAs for dK and dV.
+// Backward of attention with head dimensions 64 and 128 on Hopper: five products for a tile; dK and dV in registers, dQ added up in memory.
 //
-// Both keep their sums in registers, two warpgroups of 64 rows each, and walk what their block sees in ascending order; a third warpgroup's
-// first warp copies. In a step a warpgroup queues S and dP, computes P while the tensor cores do dP, and queues the products with P and dS
-// (from registers) together with S and dP of the next step; meanwhile the other warpgroup's products run.
-#include <algorithm>
-
-#include "ops/attention/attention_backward_sm90.cuh"
+// A CTA owns 128 keys of a K/V head: two warpgroups of 64 keys each, and a third whose warps copy and write dQ. It walks the blocks of queries
+// that see its keys, the last first, each with all its heads. In a step a warpgroup forms
+//   S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
+// with P and dS from registers, puts dS in shared memory, and of both warpgroups' dS its half of dQ^T = K^T dS^T, which a writing warp adds to
+// memory. S of the next step is queued before dQ is waited for, so that the tensor cores have work meanwhile.
+//
+// Additions to a block of dQ are in the order of the keys: a turn, a number in memory, says which block of keys was added last, and a writer
+// waits for that of the block before its own. CTAs take blocks of keys from a counter, first keys first: who is waited for has started. A CTA
+// begins where its predecessor began, so that once it is a step behind it does not wait.
+#include "ops/attention/attention_backward_narrow_sm90.cuh"
 
 namespace sluice::cuda {
 
@@ -13,486 +17,367 @@ namespace {
 
 using namespace backward;
 
-constexpr int info_end = -1;
-
-struct NarrowMaps {
-  CUtensorMap q, k, v, do_;     // 128 rows at a time
-  CUtensorMap q_step, do_step;  // 64
-};
-
-// The A operand of step k of a product whose k are the columns of d: 16 of them, rounded to bf16.
+// Elements 32 h … of d, which are 64 columns, as the A operand of four steps of a product.
 template <int count>
-__device__ __forceinline__ void pack_columns(const float (&d)[count], uint32_t (&a)[count / 8][4]) {
+__device__ __forceinline__ void pack_half(const float (&d)[count], int h, uint32_t (&a)[4][4]) {
 #pragma unroll
-  for (int k = 0; k < count / 8; ++k) {
+  for (int k = 0; k < 4; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) a[k][i] = pack_bf16(d[32 * h + 8 * k + 2 * i], d[32 * h + 8 * k + 2 * i + 1]);
   }
 }
 
-__device__ __forceinline__ float2 load_pair(uint32_t shared) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared));
-  return x;
-}
-// The row of its block that this thread's accumulators begin with, the other being 8 further.
-__device__ __forceinline__ int row_here() {
-  const int thread = thread_here();
-  return (thread / 128 - 1) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
+// The values of d end here.
+template <int count>
+__device__ __forceinline__ void forget(float (&d)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "=f"(d[i]));
 }
 
-// ---- dQ --------------------------------------------------------------------------------------------------------------------------------
-
 template <int D>
-struct QueryTiles {
-  static constexpr int k_stages = 3, v_stages = 2;
-  static constexpr int tile = D / 64 * 2 * slab_bytes;  // 128 rows
-  static constexpr int shared_bytes = 1024 + (2 + k_stages + v_stages) * tile;
-};
-
-template <int D>
-__device__ __forceinline__ void form_dq(const BackwardArgs& args, const NarrowMaps& maps, int index) {
+__device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps& maps, const Turns& turns,
+                                     const Work& work, NarrowBarriers<D>& barriers, const NarrowTiles<D>& tiles) {
 #ifdef SLUICE_SM90A
-  using Tiles = QueryTiles<D>;
-  constexpr int k_stages = Tiles::k_stages, v_stages = Tiles::v_stages, tile = Tiles::tile;
-  __shared__ Ring<k_stages> k_ring;
-  __shared__ Ring<v_stages> v_ring;
-  __shared__ uint64_t query_full;
-  const int num_blocks = args.padded / backward_block;
-  const int q_block = num_blocks - 1 - index / args.num_heads, head = index % args.num_heads;
-  const uint32_t q_tile = shared_begin(), do_tile = q_tile + tile, k_tiles = do_tile + tile,
-                 v_tiles = k_tiles + k_stages * tile;
-  if (threadIdx.x == 0) barrier_init(&query_full, 1);
-  init_ring(k_ring);
-  init_ring(v_ring);
-  Turn k_turn, v_turn;
-
-  if (threadIdx.x < 128) {
-    registers_dealloc<24>();
-    if (threadIdx.x >= 32) return;
-    const int lane = threadIdx.x, kv_head = head / args.group;
-    if (lane == 0) {
-      barrier_expect_bytes(&query_full, 2 * tile);
-#pragma unroll
-      for (int c = 0; c < D / 64; ++c) {
-        tma_load_slab(q_tile + c * 2 * slab_bytes, &maps.q, &query_full, 64 * c, head, q_block * backward_block);
-        tma_load_slab(do_tile + c * 2 * slab_bytes, &maps.do_, &query_full, 64 * c, head, q_block * backward_block);
-      }
-    }
-    const BlockMask queries = merge(args.mask.block(2 * q_block), args.mask.block(2 * q_block + 1));
-    for (int first = 0; first <= q_block; first += 32) {
-      const int mine = first + lane;
-      Sight sight = Sight::none;
-      if (mine <= q_block)
-        sight = args.mask.sight(queries, merge(args.mask.block(2 * mine), args.mask.block(2 * mine + 1)));
-      const unsigned all = __ballot_sync(0xffffffffU, sight == Sight::all);
-      for (unsigned left = __ballot_sync(0xffffffffU, sight != Sight::none); left != 0; left &= left - 1) {
-        const int bit = __ffs(static_cast<int>(left)) - 1, k_block = first + bit;
-        barrier_wait(&k_ring.empty[k_turn.stage], k_turn.parity ^ 1);
-        if (lane == 0) {
-          uint64_t* full = &k_ring.full[k_turn.stage];
-          k_ring.info[k_turn.stage] = 2 * k_block + static_cast<int>((all >> bit) & 1);
-          barrier_expect_bytes(full, tile);
-#pragma unroll
-          for (int c = 0; c < D / 64; ++c)
-            tma_load_slab(k_tiles + k_turn.stage * tile + c * 2 * slab_bytes, &maps.k, full, 64 * c, kv_head,
-                          k_block * backward_block);
-        }
-        k_turn.next<k_stages>();
-        barrier_wait(&v_ring.empty[v_turn.stage], v_turn.parity ^ 1);
-        if (lane == 0) {
-          uint64_t* full = &v_ring.full[v_turn.stage];
-          barrier_expect_bytes(full, tile);
-#pragma unroll
-          for (int c = 0; c < D / 64; ++c)
-            tma_load_slab(v_tiles + v_turn.stage * tile + c * 2 * slab_bytes, &maps.v, full, 64 * c, kv_head,
-                          k_block * backward_block);
-        }
-        v_turn.next<v_stages>();
-      }
-    }
-    barrier_wait(&k_ring.empty[k_turn.stage], k_turn.parity ^ 1);
-    if (lane == 0) {
-      k_ring.info[k_turn.stage] = info_end;
-      barrier_arrive(&k_ring.full[k_turn.stage]);
-    }
-    return;
-  }
-
-  registers_alloc<240>();
-  const int half = threadIdx.x / 128 - 1;
+  using Sizes = Narrow<D>;
+  constexpr int queries = Sizes::queries, halves = Sizes::halves;
+  const int half = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128 - 1, 0), column = 2 * (threadIdx.x % 4);
   const bool leader = threadIdx.x % 32 == 0;
-  const int64_t at = static_cast<int64_t>(head) * args.padded + q_block * backward_block + row_here();
-  const float lse2[2] = {__ldg(args.lse2 + at), __ldg(args.lse2 + at + 8)},
-              delta[2] = {__ldg(args.delta + at), __ldg(args.delta + at + 8)};
-  const uint32_t q_rows = q_tile + half * slab_bytes, do_rows = do_tile + half * slab_bytes;
+  const uint32_t k_rows = tiles.k + half * slab_bytes;
 
-  float dq[D / 2], s[64], dp[64];
-  uint32_t a[8][4];
-  barrier_wait(&query_full, 0);
-  int held = -1;  // the stage of K that dQ of the step before reads
-  while (true) {
-    barrier_wait(&k_ring.full[k_turn.stage], k_turn.parity);
-    const int info = *static_cast<volatile int*>(&k_ring.info[k_turn.stage]);
-    if (info == info_end) break;
-    const uint32_t q = here(low_k(q_rows)), k_scores = here(low_k(k_tiles + k_turn.stage * tile));
+  float dk[D / 2], dv[D / 2], s[queries / 2], dp[queries / 2], dq[32];  // S and dP transposed: 64 keys x queries
+  uint32_t a[halves][4][4], b[halves][4][4];
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) dk[i] = 0, dv[i] = 0;
+
+  // d = (K or V) (Q or dO)^T
+  const auto multiply = [&](float(&d)[queries / 2], uint32_t keys, uint32_t rows) {
+    keys = low_k(keys), rows = low_k(rows);
+    forget(d);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
-      const uint32_t offset = (k / 4 * 2 * slab_bytes + k % 4 * 32) / 16;
-      wgmma_ss<128, Major::k, Major::k>(s, descriptor(q + offset), descriptor(k_scores + offset), k);
-    }
-    wgmma_commit();
-    wgmma_wait<1>();  // dQ of the step before is done, and its registers free
-    if (held >= 0 && leader) barrier_arrive(&k_ring.empty[held]);
-    barrier_wait(&v_ring.full[v_turn.stage], v_turn.parity);
-    const uint32_t do_ = here(low_k(do_rows)), v_tile = here(low_k(v_tiles + v_turn.stage * tile));
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      const uint32_t offset = (k / 4 * 2 * slab_bytes + k % 4 * 32) / 16;
-      wgmma_ss<128, Major::k, Major::k>(dp, descriptor(do_ + offset), descriptor(v_tile + offset), k);
-    }
-    wgmma_commit();
-    wgmma_wait<1>();
-    wgmma_fence_registers(s);
-    const bool masked = info % 2 == 0;
-    uint32_t seen[2] = {~0U, ~0U};  // of a row's 32 columns here
-    if (masked) {
-      seen[0] = seen[1] = 0;
-      const int row = q_block * backward_block + row_here(), key = info / 2 * backward_block + 2 * (thread_here() % 4);
-      const TokenMask query[2] = {args.mask.token(row), args.mask.token(row + 8)};
-#pragma unroll 2
-      for (int i = 0; i < 32; ++i) {
-        const TokenMask token = args.mask.token(key + 8 * (i / 2) + i % 2);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) seen[r] |= static_cast<uint32_t>(args.mask.sees(query[r], token)) << i;
-      }
-    }
-    const auto weights = [&]<bool capped> {
-#pragma unroll
-      for (int i = 0; i < 64; ++i) {
-        float slope;
-        const float weight = weigh<capped>(args, s[i], lse2[i / 2 % 2], slope);
-        s[i] = weight * slope;
-      }
-    };
-    if (args.softcap > 0) weights.template operator()<true>();
-    else weights.template operator()<false>();
-    wgmma_wait<0>();
-    wgmma_fence_registers(dp);
-    if (leader) barrier_arrive(&v_ring.empty[v_turn.stage]);
-    v_turn.next<v_stages>();
-#pragma unroll
-    for (int i = 0; i < 64; ++i) s[i] *= dp[i] - delta[i / 2 % 2];
-    if (masked) {
-#pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] = (seen[i / 2 % 2] >> (i / 4 * 2 + i % 2)) & 1 ? s[i] : 0;
-    }
-    pack_columns(s, a);
-
-    const uint32_t k_tile = here(low_mn(k_tiles + k_turn.stage * tile, 2 * slab_bytes));
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 8; ++k)
-      wgmma_rs<D, Major::mn>(dq, a[k], descriptor(k_tile + 2048 / 16 * k), k > 0 || held >= 0);
-    wgmma_commit();
-    held = k_turn.stage;
-    k_turn.next<k_stages>();
-  }
-  wgmma_wait<0>();
-  wgmma_fence_registers(dq);
-
-  const int64_t stride = static_cast<int64_t>(args.num_heads) * D;
-  const int row = q_block * backward_block + row_here();
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (row + 8 * r >= args.num_tokens) continue;
-    float* to = args.dq + (row + 8 * r) * stride + static_cast<int64_t>(head) * D + 2 * (thread_here() % 4);
-#pragma unroll
-    for (int j = 0; j < D / 8; ++j)
-      *reinterpret_cast<float2*>(to + 8 * j) = {args.scale * dq[4 * j + 2 * r], args.scale * dq[4 * j + 2 * r + 1]};
-  }
-#endif
-}
-
-// ---- dK, dV ----------------------------------------------------------------------------------------------------------------------------
-
-// The query heads of a K/V head in `count` parts; the sums of part i > 0 go to partials[i - 1].
-struct Splits {
-  int count;
-  float* partials;
-};
-
-template <int D>
-struct KeyTiles {
-  static constexpr int stages = 4;
-  static constexpr int tile = D / 64 * 2 * slab_bytes;  // 128 keys
-  static constexpr int step = D / 64 * slab_bytes;      // 64 queries
-  static constexpr int values_bytes = 2 * 64 * 4;       // lse2 and delta
-  static constexpr int shared_bytes = 1024 + 2 * tile + stages * (2 * step + values_bytes);
-};
-
-// to[row, column] = scale d, or += it, some reads in flight at a time.
-template <int D>
-__device__ __forceinline__ void store_rows(float* to, const float (&d)[D / 2], int r, float scale, bool add) {
-  constexpr int batch = 8;
-#pragma unroll
-  for (int first = 0; first < D / 8; first += batch) {
-    float2 before[batch];
-#pragma unroll
-    for (int j = 0; j < batch; ++j)
-      before[j] = add ? *reinterpret_cast<const float2*>(to + 8 * (first + j)) : float2{0, 0};
-#pragma unroll
-    for (int j = 0; j < batch; ++j) {
-      const int e = 4 * (first + j) + 2 * r;
-      *reinterpret_cast<float2*>(to + 8 * (first + j)) = {before[j].x + scale * d[e], before[j].y + scale * d[e + 1]};
-    }
-  }
-}
-
-template <int D>
-__device__ __forceinline__ void form_dkv(const BackwardArgs& args, const NarrowMaps& maps, const Splits& splits,
-                                         int index) {
-#ifdef SLUICE_SM90A
-  using Tiles = KeyTiles<D>;
-  constexpr int stages = Tiles::stages, tile = Tiles::tile, step = Tiles::step;
-  __shared__ Ring<stages> ring;
-  __shared__ uint64_t key_full;
-  const int num_kv = args.num_heads / args.group, part = index % splits.count, heads = args.group / splits.count;
-  const int k_block = index / splits.count / num_kv, kv_head = index / splits.count % num_kv;
-  const uint32_t k_tile = shared_begin(), v_tile = k_tile + tile, ring_tiles = v_tile + tile;
-  const uint32_t row_values = ring_tiles + stages * 2 * step;  // lse2 and delta of 64 queries, a stage
-  if (threadIdx.x == 0) barrier_init(&key_full, 1);
-  init_ring(ring);
-  Turn turn;
-
-  if (threadIdx.x < 128) {
-    registers_dealloc<24>();
-    if (threadIdx.x >= 32) return;
-    const int lane = threadIdx.x, num_steps = (args.num_tokens + 63) / 64;
-    if (lane == 0) {
-      barrier_expect_bytes(&key_full, 2 * tile);
-#pragma unroll
-      for (int c = 0; c < D / 64; ++c) {
-        tma_load_slab(k_tile + c * 2 * slab_bytes, &maps.k, &key_full, 64 * c, kv_head, k_block * backward_block);
-        tma_load_slab(v_tile + c * 2 * slab_bytes, &maps.v, &key_full, 64 * c, kv_head, k_block * backward_block);
-      }
-    }
-    const BlockMask keys = merge(args.mask.block(2 * k_block), args.mask.block(2 * k_block + 1));
-    for (int g = part * heads; g < (part + 1) * heads; ++g) {
-      const int head = kv_head * args.group + g;
-      for (int first = 2 * k_block; first < num_steps; first += 32) {
-        const int mine = first + lane;
-        Sight sight = Sight::none;
-        if (mine < num_steps) sight = args.mask.sight(args.mask.block(mine), keys);
-        const unsigned all = __ballot_sync(0xffffffffU, sight == Sight::all);
-        for (unsigned left = __ballot_sync(0xffffffffU, sight != Sight::none); left != 0; left &= left - 1) {
-          const int bit = __ffs(static_cast<int>(left)) - 1, row = (first + bit) * 64;
-          barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);
-          if (lane == 0) {
-            uint64_t* full = &ring.full[turn.stage];
-            const uint32_t to = ring_tiles + turn.stage * 2 * step;
-            const int64_t at = static_cast<int64_t>(head) * args.padded + row;
-            ring.info[turn.stage] = 2 * (first + bit) + static_cast<int>((all >> bit) & 1);
-            barrier_expect_bytes(full, 2 * step + Tiles::values_bytes);
-#pragma unroll
-            for (int c = 0; c < D / 64; ++c) tma_load_slab(to + c * slab_bytes, &maps.q_step, full, 64 * c, head, row);
-#pragma unroll
-            for (int c = 0; c < D / 64; ++c)
-              tma_load_slab(to + step + c * slab_bytes, &maps.do_step, full, 64 * c, head, row);
-            bulk_load(row_values + turn.stage * Tiles::values_bytes, args.lse2 + at, 64 * 4, full);
-            bulk_load(row_values + turn.stage * Tiles::values_bytes + 64 * 4, args.delta + at, 64 * 4, full);
-          }
-          turn.next<stages>();
-        }
-      }
-    }
-    barrier_wait(&ring.empty[turn.stage], turn.parity ^ 1);
-    if (lane == 0) {
-      ring.info[turn.stage] = info_end;
-      barrier_arrive(&ring.full[turn.stage]);
-    }
-    return;
-  }
-
-  registers_alloc<240>();
-  const int half = threadIdx.x / 128 - 1, column = 2 * (threadIdx.x % 4);
-  const bool leader = threadIdx.x % 32 == 0;
-  const uint32_t k_rows = k_tile + half * slab_bytes, v_rows = v_tile + half * slab_bytes;
-
-  float dk[D / 2], dv[D / 2], s[32], dp[32];  // S and dP transposed: 64 keys x 64 queries
-  uint32_t a[4][4], b[4][4];
-  const auto scores = [&] {
-    const uint32_t at = ring_tiles + turn.stage * 2 * step;
-    const uint32_t keys = here(low_k(k_rows)), queries = here(low_k(at)), values = here(low_k(v_rows)),
-                   gradients = here(low_k(at + step));
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      wgmma_ss<64, Major::k, Major::k>(s, descriptor(keys + (k / 4 * 2 * slab_bytes + k % 4 * 32) / 16),
-                                       descriptor(queries + (k / 4 * slab_bytes + k % 4 * 32) / 16), k);
-    }
-    wgmma_commit();
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      wgmma_ss<64, Major::k, Major::k>(dp, descriptor(values + (k / 4 * 2 * slab_bytes + k % 4 * 32) / 16),
-                                       descriptor(gradients + (k / 4 * slab_bytes + k % 4 * 32) / 16), k);
+      wgmma_ss<queries, Major::k, Major::k>(d, descriptor(keys + (k / 4 * 2 * slab_bytes + k % 4 * 32) / 16),
+                                            descriptor(rows + (k / 4 * slab_bytes + k % 4 * 32) / 16), k);
     }
     wgmma_commit();
   };
 
-  barrier_wait(&key_full, 0);
-  int held = -1;
-  while (true) {
-    barrier_wait(&ring.full[turn.stage], turn.parity);
-    const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
-    if (info == info_end) break;
-    scores();
-    const uint32_t queries = low_mn(ring_tiles + turn.stage * 2 * step, slab_bytes), gradients = queries + step / 16;
-    wgmma_wait<1>();
+  Turn turn;
+  uint32_t ds_parity = 0, ds_buffer = 0;
+  Turn dq_turn;
+  int writer = 0;
+  barrier_wait(&barriers.keys_full, 0);
+  barrier_wait(&barriers.q.full[0], 0);
+  int info = *static_cast<volatile int*>(&barriers.q.info[0]);
+  multiply(s, k_rows, tiles.q(0));
+  do {
+    const int stage = turn.stage;
+    wgmma_wait<0>();
     wgmma_fence_registers(s);
-    if (held >= 0 && leader) barrier_arrive(&ring.empty[held]);
-    const uint32_t values = row_values + turn.stage * Tiles::values_bytes + 4 * column;
+    barrier_wait(&barriers.do_.full[stage], turn.parity);
+    multiply(dp, k_rows + Sizes::keys_bytes, tiles.do_(stage));
     const bool masked = info % 2 == 0;
-    uint32_t seen = ~0U;
+    uint32_t seen[halves];
     if (masked) {
-      seen = 0;
-      const int row = k_block * backward_block + row_here(), query = info / 2 * 64 + column;
+      const int row = work.k_block * backward_block + row_here(), query = info / 2 * queries + column;
       const TokenMask key[2] = {args.mask.token(row), args.mask.token(row + 8)};
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+        seen[h] = 0;
 #pragma unroll 2
-      for (int i = 0; i < 16; ++i) {
-        const TokenMask token = args.mask.token(query + 8 * (i / 2) + i % 2);
+        for (int i = 0; i < 16; ++i) {
+          const TokenMask token = args.mask.token(query + 64 * h + 8 * (i / 2) + i % 2);
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-          seen |= static_cast<uint32_t>(args.mask.sees(token, key[r])) << (i / 2 * 4 + 2 * r + i % 2);
-      }
-    }
-    const auto weights = [&]<bool capped> {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 lse2 = load_pair(values + 32 * j);
-        float p[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float slope;
-          const float weight = weigh<capped>(args, s[4 * j + i], i % 2 == 0 ? lse2.x : lse2.y, slope);
-          p[i] = (seen >> (4 * j + i)) & 1 ? weight : 0;
-          s[4 * j + i] = p[i] * slope;
+          for (int r = 0; r < 2; ++r)
+            seen[h] |= static_cast<uint32_t>(args.mask.sees(token, key[r])) << (i / 2 * 4 + 2 * r + i % 2);
         }
-        a[j / 2][j % 2 * 2] = pack_bf16(p[0], p[1]), a[j / 2][j % 2 * 2 + 1] = pack_bf16(p[2], p[3]);
-      }
-    };
-    if (args.softcap > 0) weights.template operator()<true>();
-    else weights.template operator()<false>();
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_rs<D, Major::mn>(dv, a[k], descriptor(gradients + 2048 / 16 * k), k > 0 || held >= 0);
-    wgmma_commit();
-
-    wgmma_wait<1>();
-    wgmma_fence_registers(dp);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 delta = load_pair(values + 64 * 4 + 32 * j);
-#pragma unroll
-      for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        const float gradient = s[i] * (dp[i] - (i % 2 == 0 ? delta.x : delta.y));
-        s[i] = (seen >> i) & 1 ? gradient : 0;
       }
     }
-    pack_columns(s, b);
-    wgmma_fence();
+    const uint32_t lse2 = tiles.lse2(stage) + 4 * column, delta = tiles.delta(stage) + 4 * column;
+    // In s: P, or with a softcap tanh, of which P is formed where it is used.
+    if (args.softcap > 0) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      wgmma_rs<D, Major::mn>(dk, b[k], descriptor(queries + 2048 / 16 * k), k > 0 || held >= 0);
-    wgmma_commit();
-    wgmma_wait<1>();  // dV is done, and its registers free
-    held = turn.stage;
-    turn.next<stages>();
-  }
+      for (int i = 0; i < queries / 2; ++i) s[i] = 1 - __fdividef(2.0F, exp2_approx(s[i] * args.cap_in) + 1);
+    } else {
+#pragma unroll
+      for (int j = 0; j < queries / 8; ++j) {
+        const float2 x = load_pair(lse2 + 32 * j);
+#pragma unroll
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = exp2_approx(fmaf(s[i], args.factor, i % 2 == 0 ? -x.x : -x.y));
+      }
+      if (masked) {
+#pragma unroll
+        for (int i = 0; i < queries / 2; ++i) s[i] = (seen[i / 32] >> (i % 32)) & 1 ? s[i] : 0;
+      }
+    }
+    const auto capped_weight = [&](int i, const float2& x) {
+      const float weight = exp2_approx(fmaf(args.softcap * s[i], args.factor, i % 2 == 0 ? -x.x : -x.y));
+      return masked && ((seen[i / 32] >> (i % 32)) & 1) == 0 ? 0 : weight;
+    };
+#pragma unroll
+    for (int h = 0; h < halves; ++h) {
+      if (args.softcap > 0) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int i = 32 * h + 4 * j;
+          const float2 x = load_pair(lse2 + 256 * h + 32 * j);
+          a[h][j / 2][j % 2 * 2] = pack_bf16(capped_weight(i, x), capped_weight(i + 1, x));
+          a[h][j / 2][j % 2 * 2 + 1] = pack_bf16(capped_weight(i + 2, x), capped_weight(i + 3, x));
+        }
+      } else {
+        pack_half(s, h, a[h]);
+      }
+      const uint32_t gradients = low_mn(tiles.do_(stage), queries * 128);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma_rs<D, Major::mn>(dv, a[h][k], descriptor(gradients + (4 * h + k) * 2048 / 16));
+      wgmma_commit();
+      if (h == 0) {
+        wgmma_wait<1>();
+        wgmma_fence_registers(dp);
+      }
+      if (args.softcap > 0) {
+#pragma unroll
+        for (int j = 8 * h; j < 8 * h + 8; ++j) {
+          const float2 x = load_pair(lse2 + 32 * j);
+#pragma unroll
+          for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] = capped_weight(i, x) * (1 - s[i] * s[i]);
+        }
+      }
+#pragma unroll
+      for (int j = 8 * h; j < 8 * h + 8; ++j) {
+        const float2 y = load_pair(delta + 32 * j);
+#pragma unroll
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] *= dp[i] - (i % 2 == 0 ? y.x : y.y);
+      }
+      if (masked) {
+#pragma unroll
+        for (int i = 32 * h; i < 32 * h + 32; ++i) s[i] = (seen[h] >> (i % 32)) & 1 ? s[i] : 0;
+      }
+      pack_half(s, h, b[h]);
+    }
+
+    {  // slab h: rows of 64 queries
+      const int lane = thread_here() % 32, row = thread_here() / 32 % 4 * 16 + lane % 16 + half * 64;
+      const uint32_t to = tiles.ds(ds_buffer) + row * 128 + ((lane / 16 ^ row % 8) << 4);
+#pragma unroll
+      for (int h = 0; h < halves; ++h) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          stmatrix_x4((to ^ (32 * k)) + h * 2 * slab_bytes, b[h][k][0], b[h][k][1], b[h][k][2], b[h][k][3]);
+      }
+      fence_async_shared();
+      __syncwarp();
+      if (leader) barrier_arrive(&barriers.ds_full[ds_buffer]);
+    }
+    {
+      const uint32_t rows = low_mn(tiles.q(stage), queries * 128);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < queries / 16; ++k)
+        wgmma_rs<D, Major::mn>(dk, b[k / 4][k % 4], descriptor(rows + k * 2048 / 16));
+      wgmma_commit();
+    }
+    wgmma_wait<1>();  // dV
+    if (leader) barrier_arrive(&barriers.do_.empty[stage]);
+
+    barrier_wait(&barriers.ds_full[ds_buffer], ds_parity);
+    {  // dQ^T: 64 of D x 64 queries
+      const uint32_t keys = low_mn(tiles.k + (D == 128 ? half * 2 * slab_bytes : 0), 2 * slab_bytes),
+                     ds = low_mn(tiles.ds(ds_buffer) + (D == 128 ? 0 : half * 2 * slab_bytes), 2 * slab_bytes);
+      forget(dq);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+        wgmma_ss<64, Major::mn, Major::mn>(dq, descriptor(keys + k * 2048 / 16), descriptor(ds + k * 2048 / 16), k);
+      wgmma_commit();
+    }
+    ds_buffer ^= 1;
+    ds_parity ^= ds_buffer ^ 1;
+
+    // Behind the last step these products are of whatever is there, and nobody reads them.
+    turn.template next<Sizes::stages>();
+    barrier_wait(&barriers.q.full[turn.stage], turn.parity);
+    info = *static_cast<volatile int*>(&barriers.q.info[turn.stage]);
+    multiply(s, k_rows, tiles.q(turn.stage));
+    wgmma_wait<1>();  // dK and dQ
+    wgmma_fence_registers(dq);
+    if (leader) barrier_arrive(&barriers.q.empty[stage]);
+
+    barrier_wait(&barriers.dq_empty[half][dq_turn.stage], dq_turn.parity ^ 1);
+    {  // columns of dQ^T are rows of 32 numbers, their 16 bytes swizzled
+      const int lane = thread_here() % 32, warp = thread_here() / 32 % 4, r = lane / 4, c = lane % 4;
+      const uint32_t to = tiles.dq(half, dq_turn.stage) + warp / 2 * slab_bytes + c * 256 +
+                          (((warp % 2 * 4 + r / 4) ^ (2 * c)) << 4) + r % 4 * 4;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const uint32_t at = (to ^ (e / 2 * 32) ^ (e % 2 * 16)) + e % 2 * 128;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) store_shared(at + j * 1024, args.scale * dq[4 * j + e]);
+      }
+      fence_async_shared();
+      __syncwarp();
+      if (leader) barrier_arrive(&barriers.dq_full[half][writer]);
+      if (++writer == writers) writer = 0;
+    }
+    dq_turn.template next<Sizes::dq_stages>();
+  } while (info != info_end);
   wgmma_wait<0>();
   wgmma_fence_registers(dk);
   wgmma_fence_registers(dv);
+  wgmma_fence_registers(s);
 
-  const int64_t stride = static_cast<int64_t>(num_kv) * D;
-  const int row = k_block * backward_block + row_here();
-  const int64_t partial = args.num_tokens * stride;
-  float* const to_dk = part == 0 ? args.dk : splits.partials + (2 * part - 2) * partial;
-  float* const to_dv = part == 0 ? args.dv : splits.partials + (2 * part - 1) * partial;
+  // Where Q, dO, K and V were: slabs [64 keys, 32], their 16 bytes swizzled.
+  named_barrier_sync(1, 256);
+  constexpr int sum_bytes = D / 32 * slab_bytes;
+  const uint32_t sums = tiles.k + half * 2 * sum_bytes;
+  {
+    const int lane = thread_here() % 32, row = thread_here() / 32 % 4 * 16 + lane / 4;
+    const uint32_t to = sums + row * 128 + (((lane % 4 / 2) ^ row % 8) << 4) + lane % 2 * 8;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (row + 8 * r >= args.num_tokens) continue;
-    const int64_t to = (row + 8 * r) * stride + static_cast<int64_t>(kv_head) * D + column;
-    store_rows<D>(to_dk + to, dk, r, args.scale, part == 0);
-    store_rows<D>(to_dv + to, dv, r, 1, part == 0);
+    for (int j = 0; j < D / 8; ++j) {
+      const uint32_t at = (to ^ (j % 4 * 32)) + j / 4 * slab_bytes;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        store_pair(at + r * 1024, args.scale * dk[4 * j + 2 * r], args.scale * dk[4 * j + 2 * r + 1]);
+        store_pair(at + r * 1024 + sum_bytes, dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]);
+      }
+    }
+  }
+  fence_async_shared();
+  named_barrier_sync(2 + half, 128);
+  if (threadIdx.x % 128 == 0) {
+    const int num_kv = args.num_heads / args.group;
+    int* const mine = turns.keys + 2 * (static_cast<int64_t>(work.k_block) * num_kv + work.kv_head) + half;
+    if (work.part > 0) wait_for_turn(mine, work.part);
+    fence_async();
+    const int row = work.k_block * backward_block + 64 * half;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c) {
+      store_box(&maps.dk, sums + c * slab_bytes, 32 * c, work.kv_head, row, true);
+      store_box(&maps.dv, sums + sum_bytes + c * slab_bytes, 32 * c, work.kv_head, row, true);
+    }
+    tma_store_commit();
+    bulk_store_done();
+    fence_async();
+    give_turn(mine, work.part + 1);
   }
 #endif
 }
 
-// The CTAs of dK and dV, of which some are by far the longest, and then those of dQ, which fill what they leave.
 template <int D>
 __global__ void __launch_bounds__(threads, 1)
     narrow_kernel(const __grid_constant__ BackwardArgs args, const __grid_constant__ NarrowMaps maps,
-                  const __grid_constant__ Splits splits, int num_dkv) {
-  const int index = static_cast<int>(blockIdx.x);
-  if (index < num_dkv) form_dkv<D>(args, maps, splits, index);
-  else form_dq<D>(args, maps, index - num_dkv);
+                  const __grid_constant__ Turns turns, int splits) {
+#ifdef SLUICE_SM90A
+  using Sizes = Narrow<D>;
+  __shared__ NarrowBarriers<D> barriers;
+  const NarrowTiles<D> tiles(shared_begin());
+  if (threadIdx.x == 0) {
+    barrier_init(&barriers.keys_full, 1);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&barriers.ds_full[i], 8);
+      for (int j = 0; j < writers; ++j) barrier_init(&barriers.dq_full[i][j], 4);
+      for (int j = 0; j < Sizes::dq_stages; ++j) barrier_init(&barriers.dq_empty[i][j], 1);
+    }
+    barriers.ticket = atomicAdd(turns.cta, 1);
+  }
+  if (threadIdx.x == 32) {
+    for (const CUtensorMap* map : {&maps.k, &maps.v, &maps.q, &maps.do_, &maps.dq}) prefetch_map(map);
+  }
+  init_ring(barriers.q);
+  init_ring(barriers.do_);
+  const int num_kv = args.num_heads / args.group, heads = args.group / splits, ticket = barriers.ticket;
+  Work work;
+  work.part = ticket % splits;
+  work.kv_head = ticket / splits % num_kv;
+  work.k_block = ticket / splits / num_kv;
+  work.head_begin = work.kv_head * args.group + work.part * heads;
+  work.head_end = work.head_begin + heads;
+  work.together = args.mask.window == no_window ? heads : 1;
+
+  if (threadIdx.x < 128) {
+    registers_dealloc<24>();
+    const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) copy_in<D>(args, maps, turns, work, barriers, tiles);
+    else write_dq<D>(args, maps, turns, work, barriers, tiles, warp - 1);
+    return;
+  }
+  registers_alloc<240>();
+  form<D>(args, maps, turns, work, barriers, tiles);
+#endif
 }
 
-// dK and dV of the further parts, in order; `size` is a multiple of 4. blockIdx.y: dK, dV.
-__global__ void add_partials(float* dk, float* dv, Splits splits, int64_t size) {
-  const int64_t i = 4 * (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x);
-  if (i >= size) return;
-  float4* const to = reinterpret_cast<float4*>((blockIdx.y == 0 ? dk : dv) + i);
-  float4 sum = *to;
-  for (int part = 1; part < splits.count; ++part) {
-    const float4 x = *reinterpret_cast<const float4*>(splits.partials + (2 * part - 2 + blockIdx.y) * size + i);
-    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-  }
-  *to = sum;
+// [rows, heads, head_dim] in boxes of 32 numbers of 64 rows.
+CUtensorMap float_map(const float* data, int64_t rows, int64_t heads, int64_t head_dim) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+               "looking up cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  CUtensorMap map;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(heads),
+                               static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(head_dim) * 4, static_cast<cuuint64_t>(heads * head_dim) * 4};
+  const cuuint32_t box[3] = {32, 1, 64}, steps[3] = {1, 1, 1};
+  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(data), sizes, strides,
+                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  check(status == CUDA_SUCCESS, ErrorCode::device, "attention_backward: describing dq to the copy engine");
+  return map;
+}
+
+// Where key blocks are few, the query heads of a K/V head are shared out among this many CTAs: enough that the longest takes a small part of what
+// one of 132 multiprocessors has to do, and that few wait for one another at the start.
+int splits_of(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
+  const int64_t group = num_heads / num_kv_heads, ctas = ceil_div(num_tokens, backward_block) * num_kv_heads;
+  int splits = 1;
+  while (splits < 4 && group % (2 * splits) == 0 && ctas * splits < 1024) splits *= 2;
+  return splits;
 }
 
 template <int D>
-void launch(const Context& ctx, const BackwardArgs& args, const Splits& splits) {
-  const int64_t N = args.num_tokens, H = args.num_heads, K = H / args.group, blocks = args.padded / backward_block;
-  const NarrowMaps maps{.q = tensor_map_heads(args.q, N, H, D, 128),
-                        .k = tensor_map_heads(args.k, N, K, D, 128),
-                        .v = tensor_map_heads(args.v, N, K, D, 128),
-                        .do_ = tensor_map_heads(args.do_, N, H, D, 128),
-                        .q_step = tensor_map_heads(args.q, N, H, D, 64),
-                        .do_step = tensor_map_heads(args.do_, N, H, D, 64)};
-  constexpr int shared_bytes = std::max(KeyTiles<D>::shared_bytes, QueryTiles<D>::shared_bytes);
-  const int64_t num_dkv = blocks * K * splits.count;
-  allow_shared(narrow_kernel<D>, shared_bytes);
-  narrow_kernel<D><<<static_cast<unsigned>(num_dkv + blocks * H), threads, shared_bytes, stream_of(ctx)>>>(
-      args, maps, splits, static_cast<int>(num_dkv));
-  check_launch("attention_backward");
-  if (splits.count > 1) {
-    const int64_t size = N * K * D;
-    add_partials<<<dim3(static_cast<unsigned>(ceil_div(size, 4 * 256)), 2), 256, 0, stream_of(ctx)>>>(args.dk, args.dv,
-                                                                                                      splits, size);
-    check_launch("attention_backward, partial sums");
+void launch(const Context& ctx, const BackwardArgs& args, int* scratch) {
+  const int64_t N = args.num_tokens, H = args.num_heads, K = H / args.group;
+  const int splits = splits_of(N, H, K);
+  const NarrowMaps maps{.q = tensor_map_heads(args.q, N, H, D, Narrow<D>::queries),
+                        .k = tensor_map_heads(args.k, N, K, D, backward_block),
+                        .v = tensor_map_heads(args.v, N, K, D, backward_block),
+                        .do_ = tensor_map_heads(args.do_, N, H, D, Narrow<D>::queries),
+                        .dq = float_map(args.dq, N, H, D),
+                        .dk = float_map(args.dk, N, K, D),
+                        .dv = float_map(args.dv, N, K, D)};
+  const int64_t blocks = args.padded / backward_block, steps = ceil_div(N, Narrow<D>::queries);
+  Turns turns{.cta = scratch, .num_steps = static_cast<int>(steps)};
+  turns.keys = turns.cta + 1, turns.queries = turns.keys + 2 * blocks * K;
+  turns.first = turns.queries + H * steps, turns.last = turns.first + steps;
+  check_cuda(cudaMemsetAsync(scratch, 0, static_cast<size_t>(turns.first - scratch) * sizeof(int), stream_of(ctx)),
+             "attention_backward, turns");
+  if (!args.mask.single) {
+    find_ends<Narrow<D>::queries><<<static_cast<unsigned>(ceil_div(steps + blocks, 8)), 256, 0, stream_of(ctx)>>>(
+        args.mask, turns, static_cast<int>(blocks));
+    check_launch("attention_backward, ends of the mask");
   }
+  allow_shared(narrow_kernel<D>, Narrow<D>::shared_bytes);
+  narrow_kernel<D><<<static_cast<unsigned>(blocks * K * splits), threads, Narrow<D>::shared_bytes, stream_of(ctx)>>>(
+      args, maps, turns, splits);
+  check_launch("attention_backward");
 }
 
 }  // namespace
 
 bool backward_narrow_takes(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
 
-int64_t backward_narrow_splits(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
-  // Enough that the longest CTA takes no more than about half of what one of 132 multiprocessors has to do.
-  const int64_t group = num_heads / num_kv_heads, ctas = ceil_div(num_tokens, backward_block) * num_kv_heads;
-  int64_t splits = 1;
-  while (splits < 4 && group % (2 * splits) == 0 && ctas * splits < 256) splits *= 2;
-  return splits;
+int64_t backward_narrow_turns(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+  const int64_t blocks = ceil_div(num_tokens, backward_block), steps = ceil_div(num_tokens, 8192 / head_dim);
+  return 1 + 2 * num_kv_heads * blocks + num_heads * steps + steps + blocks;
 }
 
-void backward_narrow(const Context& ctx, const BackwardArgs& args, float* partials, int splits) {
-  const Splits parts{.count = splits, .partials = partials};
-  if (args.head_dim == 64) launch<64>(ctx, args, parts);
-  else launch<128>(ctx, args, parts);
+void backward_narrow(const Context& ctx, const BackwardArgs& args, int* turns) {
+  if (args.head_dim == 64) launch<64>(ctx, args, turns);
+  else launch<128>(ctx, args, turns);
 }
 
 }  // namespace sluice::cuda

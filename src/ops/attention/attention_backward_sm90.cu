@@ -25,6 +25,9 @@ constexpr int score_stages = 5;
 constexpr int score_stage_bytes = 4 * slab_bytes;  // 128 queries and 128 keys, 64 of the head dimension
 constexpr int score_shared_bytes = 1024 + score_stages * score_stage_bytes + 2 * tile_bytes;
 
+// How a tile is masked: not, by the distance of query and key (one root), or by the spans.
+enum class Masking { none, window, tokens };
+
 struct ScoreTile {
   int head, q, k_block;  // head and query block counted from the round's first
 };
@@ -33,12 +36,13 @@ __device__ inline ScoreTile score_tile(const BackwardRound& round, int t) {
   return {rest / round.slots, q, round.base[q] + slot};
 }
 
-// d[64, 128] += A[64, D] B[128, D]^T, one slab of 64 a stage. `held` is the stage that the last commit reads, to be given back.
+// d[64, 128] = A[64, D] B[128, D]^T, of which the slabs [begin, end) of 64, one a stage. `held` is the stage that the last commit reads,
+// to be given back. On return all but the last slab's products are complete.
 template <int count>
-__device__ __forceinline__ void multiply_slabs(float (&d)[64], int slabs, Ring<count>& ring, Turn& turn, int& held,
-                                               uint32_t stages, int half) {
+__device__ __forceinline__ void multiply_slabs(float (&d)[64], int begin, int end, Ring<count>& ring, Turn& turn,
+                                               int& held, uint32_t stages, int half) {
 #pragma unroll 1
-  for (int slab = 0; slab < slabs; ++slab) {
+  for (int slab = begin; slab < end; ++slab) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const uint32_t a = stages + turn.stage * score_stage_bytes + half * slab_bytes;
     const uint32_t b = stages + turn.stage * score_stage_bytes + 2 * slab_bytes;
@@ -114,6 +118,7 @@ __global__ void __launch_bounds__(threads, 1)
   while (true) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
+    __syncwarp();  // all lanes have read before one gives the stage back
     if (info < 0) break;
     const ScoreTile tile = score_tile(round, info / 2);
     const bool masked = info % 2 == 0;
@@ -125,60 +130,74 @@ __global__ void __launch_bounds__(threads, 1)
 
     float s[64], dp[64];
     int held = -1;
-    multiply_slabs<score_stages>(s, slabs, ring, turn, held, stages, half);
-    multiply_slabs<score_stages>(dp, slabs, ring, turn, held, stages, half);
-    wgmma_wait<0>();
-    wgmma_fence_registers(s);
-    wgmma_fence_registers(dp);
-    if (lane == 0) barrier_arrive(&ring.empty[held]);
-    if (thread == 0) tma_store_wait<0>();  // of the tile before
-    named_barrier_sync(1 + half, 128);
-
-    TokenMask query[2];
-    if (masked) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        query[r] = args.mask.token(row + 8 * r);
-        if (row + 8 * r >= args.num_tokens) query[r].enter = -1;  // sees nothing
-      }
-    }
     const int write_row = half * 64 + warp * 16 + lane % 16;
-    const uint32_t write = staging + write_row * 128;
-    const auto finish = [&]<bool capped> {
+    // Of the columns pair * 16 + 8 * (lane / 16) …: a chunk of 16 bytes in its slab.
+    const auto place = [&](int pair) {
+      const int chunk = (pair * 2 + lane / 16) % 8;
+      return staging + write_row * 128 + (pair / 4) * 2 * slab_bytes + ((chunk ^ (write_row & 7)) << 4);
+    };
+    const int past = row - key - 2 * (lane % 4);  // so far the first row lies behind the first column of this thread
+    // P of a quarter of the columns, into staging; times the softcap's slope in s.
+    const auto weigh_quarter = [&]<bool capped, Masking masking>(int quarter) {
+      TokenMask query[2];
+      if (masking == Masking::tokens) {
 #pragma unroll
-      for (int pair = 0; pair < 8; ++pair) {  // 16 keys: two 8 x 8 matrices a row half
-        uint32_t seen = 0xff;
-        if (masked) {
-          seen = 0;
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const TokenMask token = args.mask.token(key + pair * 16 + (c / 2) * 8 + (lane % 4) * 2 + c % 2);
-#pragma unroll
-            for (int r = 0; r < 2; ++r)
-              seen |= static_cast<uint32_t>(args.mask.sees(query[r], token)) << ((c / 2) * 4 + r * 2 + c % 2);
-          }
+        for (int r = 0; r < 2; ++r) {
+          query[r] = args.mask.token(row + 8 * r);
+          if (row + 8 * r >= args.num_tokens) query[r].enter = -1;  // sees nothing
         }
-        float p[8], ds[8];
+      }
+#pragma unroll
+      for (int pair = 2 * quarter; pair < 2 * quarter + 2; ++pair) {  // 16 keys: two 8 x 8 matrices a row half
+        float p[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          const int r = (i / 2) % 2;
+          const int r = (i / 2) % 2, column = pair * 16 + i / 4 * 8 + i % 2;
           float slope;
-          const float weight = weigh<capped>(args, s[pair * 8 + i], lse2[r], slope),
-                      gradient = weight * slope * (dp[pair * 8 + i] - delta[r]);
-          const bool visible = (seen >> i) & 1;
-          p[i] = visible ? weight : 0;
-          ds[i] = visible ? gradient : 0;
+          p[i] = weigh<capped>(args, s[pair * 8 + i], lse2[r], slope);
+          if (masking == Masking::window &&
+              static_cast<uint32_t>(past + 8 * r - column) >= static_cast<uint32_t>(args.mask.window))
+            p[i] = 0;
+          if (masking == Masking::tokens && !args.mask.sees(query[r], args.mask.token(key + 2 * (lane % 4) + column)))
+            p[i] = 0;
+          s[pair * 8 + i] = p[i] * slope;
         }
-        // Columns pair * 16 + 8 * (lane / 16) …: chunk of 16 bytes in its slab.
-        const int chunk = (pair * 2 + lane / 16) % 8;
-        const uint32_t to = write + (pair / 4) * 2 * slab_bytes + ((chunk ^ (write_row & 7)) << 4);
-        stmatrix_x4(to, pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]), pack_bf16(p[6], p[7]));
-        stmatrix_x4(to + tile_bytes, pack_bf16(ds[0], ds[1]), pack_bf16(ds[2], ds[3]), pack_bf16(ds[4], ds[5]),
-                    pack_bf16(ds[6], ds[7]));
+        stmatrix_x4(place(pair), pack_bf16(p[0], p[1]), pack_bf16(p[2], p[3]), pack_bf16(p[4], p[5]),
+                    pack_bf16(p[6], p[7]));
       }
     };
-    if (args.softcap > 0) finish.template operator()<true>();
-    else finish.template operator()<false>();
+    const Masking masking = !masked ? Masking::none : args.mask.single ? Masking::window : Masking::tokens;
+
+    multiply_slabs<score_stages>(s, 0, slabs, ring, turn, held, stages, half);
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {  // of P's columns, each while products of dP run
+      multiply_slabs<score_stages>(dp, (slabs * quarter + 3) / 4, (slabs * (quarter + 1) + 3) / 4, ring, turn, held,
+                                   stages, half);
+      if (quarter == 0) {
+        wgmma_fence_registers(s);
+        if (thread == 0) tma_store_wait<0>();  // of the tile before
+        named_barrier_sync(1 + half, 128);
+      }
+      if (args.softcap > 0) {
+        if (masking == Masking::none) weigh_quarter.template operator()<true, Masking::none>(quarter);
+        else weigh_quarter.template operator()<true, Masking::tokens>(quarter);
+      } else {
+        if (masking == Masking::none) weigh_quarter.template operator()<false, Masking::none>(quarter);
+        else if (masking == Masking::window) weigh_quarter.template operator()<false, Masking::window>(quarter);
+        else weigh_quarter.template operator()<false, Masking::tokens>(quarter);
+      }
+    }
+    wgmma_wait<0>();
+    wgmma_fence_registers(dp);
+    if (lane == 0) barrier_arrive(&ring.empty[held]);
+#pragma unroll
+    for (int pair = 0; pair < 8; ++pair) {
+      float ds[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) ds[i] = s[pair * 8 + i] * (dp[pair * 8 + i] - delta[(i / 2) % 2]);
+      stmatrix_x4(place(pair) + tile_bytes, pack_bf16(ds[0], ds[1]), pack_bf16(ds[2], ds[3]), pack_bf16(ds[4], ds[5]),
+                  pack_bf16(ds[6], ds[7]));
+    }
     fence_async_shared();
     named_barrier_sync(1 + half, 128);
     if (thread == 0) {
@@ -247,6 +266,7 @@ __device__ __forceinline__ bool multiply_tiles(float (&d)[Products<columns>::par
   while (true) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
+    __syncwarp();  // all lanes have read before one gives the stage back
     if (info == info_end) break;
     if (P::blocks == 1 || ((info >> group) & 1) != 0) {
       any = true;

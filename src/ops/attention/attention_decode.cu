@@ -1,26 +1,31 @@
-// One query for each sequence against its cache, in two kernels: blocks of the rows of a cache ("splits") for a kv head and up to eight of
-// its query heads, then a sum over the splits in order.
+// One query for each sequence against its cache, in two kernels: blocks of the rows of a cache ("splits") for a kv head
+// and up to eight of its query heads, then a sum over the splits in order. The first is decode_tiles.cuh's where it can
+// be, or the one here.
 //
-// Splits are cut from the first visible row on, their size depends on the count of rows only: so a sequence's bits depend on nothing else.
+// Splits are cut from the first visible row on, their size depends on the count of rows only: so a sequence's bits
+// depend on nothing else.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.cuh"
+#include "ops/attention/decode_tiles.cuh"
 #include "ops/common/cuda_utils.cuh"
 
 namespace sluice::cuda {
 namespace {
 
+using namespace decode;
+
 constexpr int threads = 256, warps = threads / 32;
 constexpr int rows_at_once = 4;  // of a thread: their loads are under way together
 constexpr int most_split_rows = 512;
-constexpr int most_sequences = 64;  // of a launch: their table is a kernel parameter
 constexpr int most_head_dim = 512;
 
-// How many splits a long cache is cut into: for one sequence and eight kv heads, two blocks for each multiprocessor of an H200. More than 64
-// cost more than they gain where there are several sequences.
+// How many splits a long cache is cut into: for one sequence and eight kv heads, two blocks for each multiprocessor of
+// an H200. More than 64 cost more than they gain where there are several sequences.
 int64_t splits_wanted(int64_t num_kv_heads) { return std::clamp<int64_t>(256 / num_kv_heads, 32, 64); }
 int64_t split_rows_for(int64_t rows, int64_t wanted) {
   return std::clamp<int64_t>(round_up(ceil_div(rows, wanted), 64), 64, most_split_rows);
@@ -30,31 +35,13 @@ int64_t most_splits(int64_t rows, int64_t wanted) {
   return std::max(std::min(wanted, ceil_div(rows, 64)), ceil_div(rows, most_split_rows));
 }
 
-// A sequence as the kernels see it: row r of the visible ones lies at first + r, less `ring` when that is past it.
-struct Entry {
-  const void *k, *v;
-  int64_t first, ring, part;  // part: where its splits lie in the scratch
-  int32_t rows, split_rows, index;
-};
-struct Table {
-  Entry entries[most_sequences];
-};
-
-// What a split gives for each head: the largest score, the sum of exponentials, and sum_j exp(S_j - top) v_j.
-struct Parts {
-  float *top, *sum, *acc;  // [parts, H], [parts, H], [parts, H, depth]
-};
-
-struct Shared {
-  int H, K, D, depth;  // depth: D rounded up to eight
-  int head_blocks;     // of a kv head
-  float scale, softcap;
-  const void* q;
-  void* o;
-  bool bf16_io;            // q and o
-  bool wide_q, wide_rows;  // q and the rows of the caches can be read by 16-byte loads
-  Parts parts;
-};
+// The same for decode_tiles.cuh, whose blocks are one for each multiprocessor and take as many splits as there are.
+// Never more splits than most_splits(rows, splits_wanted(…)).
+int64_t tile_splits_wanted(int64_t num_kv_heads) { return std::clamp<int64_t>(128 / num_kv_heads, 8, 64); }
+int64_t tile_split_rows_for(int64_t rows, int64_t wanted, int64_t D) {
+  const int64_t least = D > 256 ? 256 : 128;  // a split's end costs as much as 64 KiB of a wide cache
+  return std::max(round_up(ceil_div(rows, wanted), 128), least);
+}
 
 // Eight elements of a cache row as they are stored; those past `count` are zeros.
 template <class T>
@@ -89,8 +76,8 @@ struct Octet {
   }
 };
 
-// Sums each of v[0 … n) over `lanes` lanes. Lanes end up with different values: v[i] of a lane is the sum number result + i, for
-// i < the count returned. Each step gives half of the values to the partner.
+// Sums each of v[0 … n) over `lanes` lanes. Lanes end up with different values: v[i] of a lane is the sum number result
+// + i, for i < the count returned. Each step gives half of the values to the partner.
 template <int n, int lanes>
 struct LaneSums {
   static constexpr int left = n / lanes > 1 ? n / lanes : 1;
@@ -114,8 +101,8 @@ struct LaneSums {
   }
 };
 
-// A thread holds the octets lane, lane + lanes, … (`octets` of them) of the rows row_group, row_group + groups, … of its split, for both the
-// scores and the sums; `heads` query heads share what is read.
+// A thread holds the octets lane, lane + lanes, … (`octets` of them) of the rows row_group, row_group + groups, … of
+// its split, for both the scores and the sums; `heads` query heads share what is read.
 template <class T, int lanes, int octets, int heads>
 __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_constant__ Table table, const Shared s) {
   constexpr int groups = threads / lanes, step = groups * rows_at_once;
@@ -264,7 +251,8 @@ __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_cons
     }
 #pragma unroll
     for (int u = 0; u < rows_at_once; ++u) {
-      const int r = min(base + u * groups + row_group, rows - 1);  // rows past the last are zeros
+      const int r = min(base + u * groups + row_group,
+                        rows - 1);  // rows past the last are zeros
       float p[heads];
       if constexpr (heads % 4 == 0) {
 #pragma unroll
@@ -318,9 +306,12 @@ __global__ __launch_bounds__(threads) void decode_split_kernel(const __grid_cons
   }
 }
 
-// o = sum over splits of exp(top - largest) acc, over the same of the sums. A block for each head; warp w takes the splits w, w + 8, …
+// o = sum over splits of exp(top - largest) acc, over the same of the sums. A block for each head; warp w takes the
+// splits w, w + 8, …
 __global__ __launch_bounds__(threads) void combine_kernel(const __grid_constant__ Table table, const Shared s) {
   constexpr int columns = most_head_dim / 128;  // groups of four of a lane
+  launch_dependents();
+  wait_for_kernels_before();
   __shared__ float partial[warps][most_head_dim];
   __shared__ float sums[warps];
   const Entry& e = table.entries[blockIdx.y];
@@ -384,14 +375,57 @@ void launch_for_heads(cudaStream_t stream, const Table& table, const Shared& s, 
 }
 
 template <class T>
-void launch(cudaStream_t stream, const Table& table, const Shared& s, unsigned splits, unsigned sequences) {
+void launch(const Context& ctx, const Table& table, const Shared& s, unsigned splits, unsigned sequences) {
+  const cudaStream_t stream = stream_of(ctx);
   if (s.D <= 64) launch_for_heads<T, 8, 1>(stream, table, s, splits, sequences);
   else if (s.D <= 128) launch_for_heads<T, 16, 1>(stream, table, s, splits, sequences);
   else if (s.D <= 256) launch_for_heads<T, 32, 1>(stream, table, s, splits, sequences);
   else launch_for_heads<T, 32, 2>(stream, table, s, splits, sequences);
   check_launch("attention_decode");
-  combine_kernel<<<dim3(static_cast<unsigned>(s.H), sequences), threads, 0, stream>>>(table, s);
-  check_launch("attention_decode");
+}
+
+// A launch that may overlap the end of the kernel before it, for which the new one waits itself.
+template <class... Parameters, class... Arguments>
+void launch_early(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, int shared_bytes,
+                  Arguments... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream_of(ctx);
+  config.attrs = &attribute;
+  config.numAttrs = facts_of(ctx).major >= 9 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attention_decode");
+}
+
+template <int D>
+void launch_tiles(const Context& ctx, const Table& table, Shared s, int splits, int sequences) {
+  static_assert(tile_threads == threads);
+  constexpr int bytes = TilePlan<D>::shared_bytes;
+  check_cuda(cudaFuncSetAttribute(decode_tiles_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+             "attention_decode");
+  s.head_blocks = static_cast<int>(ceil_div(s.H / s.K, tile_heads));
+  const TileItems items{.count = sequences * s.K * s.head_blocks * splits, .splits = splits};
+  const int blocks = std::min(items.count, facts_of(ctx).num_multiprocessors);
+  launch_early(ctx, decode_tiles_kernel<D>, dim3(static_cast<unsigned>(blocks)), bytes, table, s, items);
+}
+// Whether heads of this width have tiles and a block of them fits.
+bool has_tiles(const Context& ctx, int64_t D) {
+  const int64_t bytes = D == 64    ? TilePlan<64>::shared_bytes
+                        : D == 128 ? TilePlan<128>::shared_bytes
+                        : D == 256 ? TilePlan<256>::shared_bytes
+                        : D == 512 ? TilePlan<512>::shared_bytes
+                                   : INT64_MAX;
+  return bytes <= facts_of(ctx).shared_bytes_per_block;
+}
+void launch_tiles_for_width(const Context& ctx, const Table& table, const Shared& s, int splits, int sequences) {
+  if (s.D == 64) launch_tiles<64>(ctx, table, s, splits, sequences);
+  else if (s.D == 128) launch_tiles<128>(ctx, table, s, splits, sequences);
+  else if (s.D == 256) launch_tiles<256>(ctx, table, s, splits, sequences);
+  else launch_tiles<512>(ctx, table, s, splits, sequences);
 }
 
 }  // namespace
@@ -409,8 +443,8 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
                     scope.array<float>(num_parts * H * depth)};
   if (ctx.counting()) return;
 
-  const cudaStream_t stream = stream_of(ctx);
-  const auto run = [&](auto element, DType dtype) {
+  const bool tiles = has_tiles(ctx, D);
+  const auto run = [&](auto element, DType dtype, bool by_tiles) {
     constexpr int64_t value_bytes = sizeof(element);
     Shared shared = {
         .H = static_cast<int>(H),
@@ -430,7 +464,9 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
     int64_t count = 0, most = 0, part = 0;
     const auto flush = [&] {
       if (count == 0) return;
-      launch<decltype(element)>(stream, table, shared, static_cast<unsigned>(most), static_cast<unsigned>(count));
+      if (by_tiles) launch_tiles_for_width(ctx, table, shared, static_cast<int>(most), static_cast<int>(count));
+      else launch<decltype(element)>(ctx, table, shared, static_cast<unsigned>(most), static_cast<unsigned>(count));
+      launch_early(ctx, combine_kernel, dim3(static_cast<unsigned>(H), static_cast<unsigned>(count)), 0, table, shared);
       count = most = 0;
       shared.wide_rows = true;
     };
@@ -438,9 +474,12 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
       const auto& s = args.sequences[static_cast<size_t>(b)];
       const int64_t rows = s.end - s.begin, first_part = part;
       part += most_splits(rows, wanted);
-      if (s.k.dtype != dtype) continue;
-      SLUICE_ASSERT(rows <= INT32_MAX - most_split_rows);
-      const int64_t split_rows = split_rows_for(rows, wanted);
+      const bool wide = D * value_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(s.k.data) % 16 == 0 &&
+                        reinterpret_cast<uintptr_t>(s.v.data) % 16 == 0;
+      if (s.k.dtype != dtype || by_tiles != (tiles && wide && dtype == DType::bf16)) continue;
+      SLUICE_ASSERT(std::max(rows, s.ring > 0 ? s.ring : s.end) <= INT32_MAX / 2);
+      const int64_t split_rows = by_tiles ? tile_split_rows_for(rows, tile_splits_wanted(shape.num_kv_heads), D)
+                                          : split_rows_for(rows, wanted);
       table.entries[count++] = {s.k.data,
                                 s.v.data,
                                 s.ring > 0 ? s.begin % s.ring : s.begin,
@@ -450,15 +489,14 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
                                 static_cast<int32_t>(split_rows),
                                 static_cast<int32_t>(b)};
       most = std::max(most, ceil_div(rows, split_rows));
-      const bool wide = D * value_bytes % 16 == 0 && reinterpret_cast<uintptr_t>(s.k.data) % 16 == 0 &&
-                        reinterpret_cast<uintptr_t>(s.v.data) % 16 == 0;
       shared.wide_rows = shared.wide_rows && wide;
       if (count == most_sequences) flush();
     }
     flush();
   };
-  run(__nv_bfloat16(), DType::bf16);
-  run(float(), DType::f32);
+  if (tiles) run(__nv_bfloat16(), DType::bf16, true);
+  run(__nv_bfloat16(), DType::bf16, false);
+  run(float(), DType::f32, false);
 }
 
 }  // namespace sluice::cuda

@@ -21,8 +21,7 @@ Nodes nodes_of(cudaGraph_t graph) {
   std::vector<cudaGraphNode_t> nodes(count);
   check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "looking at a CUDA graph");
   Nodes kinds(count);
-  for (size_t i = 0; i < count; ++i)
-    check_cuda(cudaGraphNodeGetType(nodes[i], &kinds[i]), "looking at a CUDA graph");
+  for (size_t i = 0; i < count; ++i) check_cuda(cudaGraphNodeGetType(nodes[i], &kinds[i]), "looking at a CUDA graph");
   return kinds;
 }
 

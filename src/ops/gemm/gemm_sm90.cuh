@@ -69,6 +69,8 @@ struct GemmFragment {
 //   __device__ static void run(const Params&, float (&acc)[tile_n / 2], const GemmFragment&);
 //   template <int tile_n>
 //   __device__ static void after_second_pair(const Params&, float (&acc)[tile_n / 2], const GemmFragment&);
+//   __device__ static void beside(const Params&, int thread, int threads);  // may be missing: other work, by
+// threads of all blocks that would idle; at most 40 registers
 
 namespace gemm_sm90_detail {
 
@@ -186,6 +188,12 @@ __global__ void __launch_bounds__(threads, 1)
         for (int kb = 0; kb < e.k2_rest; ++kb) load(&map_a2, &map_b2, e.k2_blocks * tile_k + kb * 16);
         for (int kb = 0; kb < e.k_blocks; ++kb) load(&map_a, &map_b, kb * tile_k);
       }
+    }
+    if constexpr (requires { &Epilogue::beside; }) {
+      constexpr int idle = 96;  // the producer's other warps
+      if (threadIdx.x >= 32)
+        Epilogue::beside(params, static_cast<int>(blockIdx.x) * idle + static_cast<int>(threadIdx.x) - 32,
+                         static_cast<int>(gridDim.x) * idle);
     }
   } else {
     registers_alloc<232>();

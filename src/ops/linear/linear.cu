@@ -7,6 +7,8 @@
 #include "ops/gemm/gemm_sm90.cuh"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_adapter.cuh"
+#include "ops/linear/linear_thin_backward_sm90.cuh"
+#include "ops/linear/linear_thin_forward_sm90.cuh"
 #include "ops/quant/quant.h"
 
 namespace sluice::cuda {
@@ -88,7 +90,7 @@ template <class Args>
 AdapterOperands operands_of(Context& ctx, const Args& args, DType dtype, bool backward) {
   if (args.lora_a.empty()) return {};
   return adapter_operands(ctx, {args.lora_a, args.lora_b, backward ? Tensor{} : args.magnitude, args.norm}, args.scale,
-                          args.dropout.p, dtype, backward);
+                          args.dropout.p, dtype, backward, backward ? 2 * ceil_div(args.x.shape[0], row_chunk) : 0);
 }
 
 // x of some rows with dropout applied, in scratch; x itself without.
@@ -109,6 +111,15 @@ struct Dropped {
   }
 };
 
+// Whether linear_thin_sm90.cuh takes an adapter.
+bool is_thin(const AdapterOperands& ad, bool hopper) { return hopper && ad.padded <= thin_sm90::max_ranks; }
+
+// Of rows from `first` on.
+Dropout from_row(Dropout d, int64_t first) {
+  d.row_begin += first;
+  return d;
+}
+
 bool forward_on_hopper(const Context& ctx, const LinearForward& args) {
   return args.x.dtype == DType::bf16 && facts_of(ctx).hopper() && args.weight.cols % 8 == 0 && is_aligned(args.x.data);
 }
@@ -117,6 +128,11 @@ bool forward_on_hopper(const Context& ctx, const LinearForward& args) {
 void low_of_x(Context& ctx, const LinearForward& args, const AdapterOperands& ad, bool hopper, void* xa) {
   const int64_t N = args.x.shape[0], in = ad.in;
   ArenaScope scope(ctx.arena);
+  if (is_thin(ad, hopper)) {
+    if (ctx.counting()) return;
+    const thin_sm90::Operand x{.x = args.x.data, .cols = in, .w = ad.a, .dropout = args.dropout, .low = xa};
+    return thin_sm90::forward(facts_of(ctx), N, ad.padded, ad.factor, x);
+  }
   const bool masked = args.dropout.p > 0;
   const int64_t each = std::max(adapter_pass_sums(hopper, 1, in, ad.padded) * 4, masked ? in * size_of(ad.dtype) : 0);
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
@@ -238,54 +254,74 @@ bool backward_on_hopper(const Context& ctx, const LinearBackward& args) {
 }
 
 // dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. The wider of x and dy is read once,
-// the other twice.
-void adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
-                      uint32_t* keep) {
+// the other twice. With `leave_last` the sums of the last group of rows are left to the caller; they lie in scratch of
+// its scope.
+Partials adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
+                          uint32_t* keep, bool leave_last) {
   const DType dtype = ad.dtype;
   const int64_t N = args.dy.shape[0], in = ad.in, out = ad.out, size = size_of(dtype);
-  ArenaScope scope(ctx.arena);
-  const bool masked = args.dropout.p > 0;
+  const bool masked = args.dropout.p > 0, thin = is_thin(ad, hopper);
   const int64_t sums_each = adapter_pass_sums(hopper, 1, std::max(in, out), ad.padded) * 4;
   const int64_t partials_each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
-  const int64_t each = std::max({sums_each, partials_each, masked ? in * size : 0});
+  const int64_t each = std::max({sums_each, partials_each, masked && !thin ? in * size : 0});
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
-  auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
-  auto* const partials_a = scope.array<float>(chunks * ad.padded * in);
-  auto* const partials_b = scope.array<float>(chunks * ad.padded * out);
-  void* const xa = ctx.arena.bytes(groups.width * ad.padded * size);
-  const Dropped dropped(ctx, args.dropout, dtype, groups.width, in);
-  if (ctx.counting()) return;
+  auto* const sums = ctx.arena.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
+  Partials partials{.R = static_cast<int>(ad.R),
+                    .padded = static_cast<int>(ad.padded),
+                    .in = static_cast<int>(in),
+                    .out = static_cast<int>(out),
+                    .a = ctx.arena.array<float>(chunks * ad.padded * in),
+                    .b = ctx.arena.array<float>(chunks * ad.padded * out),
+                    .da = args.dlora_a.as<float>(),
+                    .db = args.dlora_b.as<float>()};
+  void* const xa = ctx.arena.bytes(thin ? 0 : groups.width * ad.padded * size);
+  auto* const shares = ctx.arena.array<float>(thin ? thin_sm90::shares_floats(facts_of(ctx), groups.width) : 0);
+  const Dropped dropped(ctx, thin ? Dropout{} : args.dropout, dtype, groups.width, in);
+  if (ctx.counting()) return {};
   for (int64_t g = 0; g < groups.count(); ++g) {
     const int64_t first = groups.begin(g), count = groups.size(g);
-    void* const low_dy = at(dyb, first * ad.padded, dtype);
-    const AdapterPass common{
-        .dtype = dtype, .rows = count, .R = ad.R, .padded = ad.padded, .factor = ad.factor, .sums = sums};
-    AdapterPass of_x = common, of_dy = common;
-    of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in, keep);
-    of_x.cols = in;
-    of_dy.x = at(args.dy.data, first * out, dtype);
-    of_dy.cols = out;
-    const auto run = [&](const AdapterPass& pass, bool low, bool gradient) {
-      AdapterPass p = pass;
-      const bool is_x = &pass == &of_x;
-      if (low) {
-        p.w = is_x ? ad.a : ad.b_t;
-        p.low = is_x ? xa : low_dy;
-      }
-      if (gradient) {
-        p.other = is_x ? low_dy : xa;
-        p.partials = is_x ? partials_a : partials_b;
-      }
-      adapter_pass(ctx, hopper, p);
-    };
-    const AdapterPass &narrow = in <= out ? of_x : of_dy, &wide = in <= out ? of_dy : of_x;
-    run(narrow, true, false);
-    run(wide, true, true);
-    run(narrow, false, true);
-    add_partials(ctx, ad, ceil_div(count, row_chunk), partials_a, partials_b, args.dlora_a.as<float>(),
-                 args.dlora_b.as<float>());
+    void *const low_dy = at(dyb, first * ad.padded, dtype), *const dy = at(args.dy.data, first * out, dtype);
+    if (thin) {
+      const thin_sm90::Operand of_x{.x = at(args.x.data, first * in, dtype),
+                                    .cols = in,
+                                    .w = ad.a,
+                                    .dropout = from_row(args.dropout, first),
+                                    .keep = masked ? keep + first * keep_words(in) : nullptr,
+                                    .partials = partials.a};
+      const thin_sm90::Operand of_dy{.x = dy, .cols = out, .w = ad.b_t, .low = low_dy, .partials = partials.b};
+      thin_sm90::backward(facts_of(ctx), count, ad.padded, ad.factor, in <= out ? of_x : of_dy,
+                          in <= out ? of_dy : of_x, shares, ad.zeros + 2 * (first / row_chunk));
+    } else {
+      const AdapterPass common{
+          .dtype = dtype, .rows = count, .R = ad.R, .padded = ad.padded, .factor = ad.factor, .sums = sums};
+      AdapterPass of_x = common, of_dy = common;
+      of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in, keep);
+      of_x.cols = in;
+      of_dy.x = dy;
+      of_dy.cols = out;
+      const auto run = [&](const AdapterPass& pass, bool low, bool gradient) {
+        AdapterPass p = pass;
+        const bool is_x = &pass == &of_x;
+        if (low) {
+          p.w = is_x ? ad.a : ad.b_t;
+          p.low = is_x ? xa : low_dy;
+        }
+        if (gradient) {
+          p.other = is_x ? low_dy : xa;
+          p.partials = is_x ? partials.a : partials.b;
+        }
+        adapter_pass(ctx, hopper, p);
+      };
+      const AdapterPass &narrow = in <= out ? of_x : of_dy, &wide = in <= out ? of_dy : of_x;
+      run(narrow, true, false);
+      run(wide, true, true);
+      run(narrow, false, true);
+    }
+    partials.chunks = static_cast<int>(ceil_div(count, row_chunk));
+    if (!leave_last || g + 1 < groups.count()) add_partials(ctx, partials);
   }
+  return partials;
 }
 
 template <class D>
@@ -298,9 +334,21 @@ void finish_backward(const Context& ctx, const LinearBackward& args, int64_t fir
   check_launch("linear_backward");
 }
 
-// dx = dy W + mask(dyb A), by panels of input columns, so that no sum is split.
+// An epilogue whose kernel adds an adapter's partial sums meanwhile.
+template <class Epilogue>
+struct Adding : Epilogue {
+  struct Params : Epilogue::Params {
+    Partials partials;
+  };
+  __device__ static void beside(const Params& p, int thread, int all_threads) {
+    if (p.partials.chunks > 0) add_partials(p.partials, thread, all_threads);
+  }
+};
+
+// dx = dy W + mask(dyb A), by panels of input columns, so that no sum is split. `partials` (on Hopper, or none) are
+// added beside the first product.
 void input_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, const void* dyb,
-                    const uint32_t* keep) {
+                    const uint32_t* keep, const Partials& partials) {
   const Weight& w = args.weight;
   const DType dtype = args.dy.dtype;
   const int64_t N = args.dy.shape[0], in = w.cols, out = w.rows, words = keep_words(in);
@@ -330,17 +378,16 @@ void input_gradient(Context& ctx, const LinearBackward& args, const AdapterOpera
                        .lda2 = ad.padded,
                        .b2 = at(ad.a, col, dtype),
                        .ldb2 = in};
-      LinearEpilogue::Params params{.y = at(args.dx.data, col, args.dx.dtype),
-                                    .ldy = in,
-                                    .dtype = args.dx.dtype,
-                                    .add = args.write == Write::add};
-      if (masked) {
-        params.keep = keep + col / 32;  // panels begin at multiples of 256
-        params.keep_words = words;
-        gemm_sm90<Major::k, Major::mn, MaskedEpilogue>(ctx, g, params, "linear_backward");
-      } else {
-        gemm_sm90<Major::k, Major::mn, LinearEpilogue>(ctx, g, params, "linear_backward");
-      }
+      const LinearEpilogue::Params params{
+          .y = at(args.dx.data, col, args.dx.dtype),
+          .ldy = in,
+          .dtype = args.dx.dtype,
+          .add = args.write == Write::add,
+          .keep = masked ? keep + col / 32 : nullptr,  // panels begin at multiples of 256
+          .keep_words = words};
+      const Partials beside = p == 0 ? partials : Partials{};
+      if (masked) gemm_sm90<Major::k, Major::mn, Adding<MaskedEpilogue>>(ctx, g, {{params}, beside}, "linear_backward");
+      else gemm_sm90<Major::k, Major::mn, Adding<LinearEpilogue>>(ctx, g, {params, beside}, "linear_backward");
       continue;
     }
     for (int64_t b = 0; b < rows.count(); ++b) {
@@ -382,8 +429,17 @@ void plain_backward(Context& ctx, const LinearBackward& args) {
   void* const dyb = ctx.arena.bytes(args.dy.shape[0] * ad.padded * size_of(args.dy.dtype));
   uint32_t* keep = nullptr;
   if (ad.R > 0 && args.dropout.p > 0) keep = ctx.arena.array<uint32_t>(args.dy.shape[0] * keep_words(ad.in));
-  if (ad.R > 0) adapter_gradient(ctx, args, ad, hopper, dyb, keep);
-  if (!args.dx.empty()) input_gradient(ctx, args, ad, hopper, dyb, keep);
+  // With many rows the partial sums are added by threads that idle in the product for dx. They stay in scratch until
+  // then; a product by panels would need that.
+  const bool beside = hopper && used_directly(args.weight, args.dy.dtype, hopper) && !args.dx.empty() &&
+                      args.dy.shape[0] >= 8 * row_chunk;
+  {
+    ArenaScope inner(ctx.arena);
+    Partials partials;
+    if (ad.R > 0) partials = adapter_gradient(ctx, args, ad, hopper, dyb, keep, beside);
+    if (beside) return input_gradient(ctx, args, ad, hopper, dyb, keep, partials);
+  }
+  if (!args.dx.empty()) input_gradient(ctx, args, ad, hopper, dyb, keep, {});
 }
 
 // What a magnitude adds: dots [chunks, out] = sum over the chunk's rows of dy z, and dy' = (magnitude / norm) dy in z's

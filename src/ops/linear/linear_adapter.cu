@@ -41,13 +41,15 @@ struct Prepare {
   const float *lora_a, *lora_b, *magnitude, *norm;
   void *a, *b, *b_t;
   float* ratio;
+  int64_t num_zeros;
+  uint32_t* zeros;
 };
 
 template <class T>
 __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant__ Prepare p) {
   gemm_sm90_detail::wait_for_previous_kernel();
   const int64_t count_a = p.padded * p.in, count_b = p.padded * p.out, count_ratio = p.ratio != nullptr ? p.out : 0;
-  const int64_t all = count_a + count_b + count_ratio;
+  const int64_t all = count_a + count_b + count_ratio + p.num_zeros;
   for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < all; item += int64_t{gridDim.x} * threads) {
     int64_t i = item;
     if (i < count_a) {
@@ -66,46 +68,28 @@ __global__ void __launch_bounds__(threads) prepare_kernel(const __grid_constant_
       continue;
     }
     i -= count_b;
-    p.ratio[i] = p.norm[i] > 0 ? p.magnitude[i] / p.norm[i] : 0.0F;
+    if (i < count_ratio) {
+      p.ratio[i] = p.norm[i] > 0 ? p.magnitude[i] / p.norm[i] : 0.0F;
+      continue;
+    }
+    p.zeros[i - count_ratio] = 0;
   }
 }
 
-// core/rng.h's philox.
-__device__ uint4 philox_words(uint64_t seed, uint64_t stream, uint64_t block) {
-  uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32);
-  uint32_t c2 = static_cast<uint32_t>(stream), c3 = static_cast<uint32_t>(stream >> 32);
-  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint32_t high0 = __umulhi(0xD2511F53U, c0), low0 = 0xD2511F53U * c0;
-    const uint32_t high1 = __umulhi(0xCD9E8D57U, c2), low1 = 0xCD9E8D57U * c2;
-    c0 = high1 ^ c1 ^ k0;
-    c1 = low1;
-    c2 = high0 ^ c3 ^ k1;
-    c3 = low0;
-    k0 += 0x9E3779B9U;
-    k1 += 0xBB67AE85U;
-  }
-  return make_uint4(c0, c1, c2, c3);
-}
-
-// Eight elements a thread: their bits are a byte of keep.
+// Eight elements a thread: their bits are a byte of keep. rows * ceil(cols / 8) < 2^31.
 template <class T>
-__global__ void __launch_bounds__(threads)
-    drop_kernel(const __grid_constant__ Dropout dropout, uint32_t threshold, const T* x, int64_t rows, int64_t cols,
-                int64_t words, uint8_t* keep, T* xd, bool wide) {
+__global__ void __launch_bounds__(threads) drop_kernel(const __grid_constant__ Draws draws, const T* x, uint32_t rows,
+                                                       uint32_t cols, int64_t words, uint8_t* keep, T* xd, bool wide) {
   gemm_sm90_detail::wait_for_previous_kernel();
-  const int64_t octets = ceil_div(cols, 8);
-  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < rows * octets; i += int64_t{gridDim.x} * threads) {
-    const int64_t row = i / octets, octet = i - row * octets, at = row * cols + octet * 8;
-    const uint64_t begin =
-        static_cast<uint64_t>(dropout.row_begin + row) * static_cast<uint64_t>(cols) + static_cast<uint64_t>(octet * 8);
+  const uint32_t octets = (cols + 7) / 8;
+  for (uint32_t i = blockIdx.x * threads + threadIdx.x; i < rows * octets; i += gridDim.x * threads) {
+    const uint32_t row = i / octets, octet = i - row * octets;
+    const int64_t at = int64_t{row} * cols + octet * 8;
+    const uint64_t begin = static_cast<uint64_t>(draws.row_begin + row) * cols + octet * 8;
     const int skip = static_cast<int>(begin % 4);
     uint32_t bits = 0;
     for (int b = 0; b < (skip == 0 ? 2 : 3); ++b) {
-      const uint4 four = philox_words(dropout.seed, dropout.stream, begin / 4 + static_cast<uint64_t>(b));
-      bits |= ((four.x >> 8) >= threshold ? 1U : 0U) << (4 * b) | ((four.y >> 8) >= threshold ? 2U : 0U) << (4 * b) |
-              ((four.z >> 8) >= threshold ? 4U : 0U) << (4 * b) | ((four.w >> 8) >= threshold ? 8U : 0U) << (4 * b);
+      bits |= kept_of_four(draws, begin / 4 + static_cast<uint64_t>(b)) << (4 * b);
     }
     bits >>= skip;
     if (keep != nullptr) keep[row * words * 4 + octet] = static_cast<uint8_t>(bits);
@@ -133,35 +117,15 @@ __global__ void __launch_bounds__(threads) round_kernel(int64_t count, float fac
     to[i] = from_float<T>(from[i] * factor);
 }
 
-struct Partials {
-  int64_t chunks;
-  int R, padded, in, out;
-  const float *a, *b;
-  float *da, *db;
-};
-
 __global__ void __launch_bounds__(threads) add_partials_kernel(const __grid_constant__ Partials p) {
   gemm_sm90_detail::wait_for_previous_kernel();
-  const int64_t count_a = int64_t{p.in} * p.padded, count_b = int64_t{p.out} * p.padded;
-  for (int64_t item = int64_t{blockIdx.x} * threads + threadIdx.x; item < count_a + count_b;
-       item += int64_t{gridDim.x} * threads) {
-    const bool is_a = item < count_a;
-    const int64_t i = is_a ? item : item - count_a, stride = is_a ? count_a : count_b;
-    const auto col = static_cast<int>(i / p.padded), r = static_cast<int>(i - int64_t{col} * p.padded);
-    if (r >= p.R) continue;
-    const float* from = (is_a ? p.a : p.b) + i;
-    float* const to = is_a ? p.da + int64_t{r} * p.in + col : p.db + int64_t{col} * p.R + r;
-    float sum = *to;
-#pragma unroll 16
-    for (int64_t chunk = 0; chunk < p.chunks; ++chunk, from += stride) sum += *from;
-    *to = sum;
-  }
+  add_partials(p, static_cast<int>(blockIdx.x * threads + threadIdx.x), static_cast<int>(gridDim.x) * threads);
 }
 
 }  // namespace
 
 AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float scale, float p, DType dtype,
-                                 bool backward) {
+                                 bool backward, int64_t num_zeros) {
   AdapterOperands ad{.R = w.lora_a.shape[0],
                      .padded = round_up(w.lora_a.shape[0], 8),
                      .in = w.lora_a.shape[1],
@@ -172,6 +136,7 @@ AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float sc
   ad.a = ctx.arena.bytes(ad.padded * ad.in * size);
   (backward ? ad.b_t : ad.b) = ctx.arena.bytes(ad.padded * ad.out * size);
   if (!w.magnitude.empty()) ad.ratio = ctx.arena.array<float>(ad.out);
+  ad.zeros = ctx.arena.array<uint32_t>(num_zeros);
   if (ctx.counting()) return ad;
   const Prepare args{.R = ad.R,
                      .padded = ad.padded,
@@ -184,22 +149,31 @@ AdapterOperands adapter_operands(Context& ctx, const AdapterWeights& w, float sc
                      .a = ad.a,
                      .b = ad.b,
                      .b_t = ad.b_t,
-                     .ratio = ad.ratio};
-  const int64_t items = ad.padded * (ad.in + ad.out) + ad.out;
+                     .ratio = ad.ratio,
+                     .num_zeros = num_zeros,
+                     .zeros = ad.zeros};
+  const int64_t items = ad.padded * (ad.in + ad.out) + ad.out + num_zeros;
   with_type(dtype, [&]<class T>() { launch(ctx, prepare_kernel<T>, blocks_for(items), "preparing an adapter", args); });
   return ad;
 }
 
 void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x, int64_t rows, int64_t cols,
           uint32_t* keep, void* xd) {
-  const auto threshold = static_cast<uint32_t>(std::ceil(static_cast<double>(dropout.p) * 0x1p24));
   const bool wide =
       cols % 8 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(xd) % 16 == 0;
-  with_type(dtype, [&]<class T>() {
-    launch(ctx, drop_kernel<T>, blocks_for(rows * ceil_div(cols, 8)), "dropout", dropout, threshold,
-           static_cast<const T*>(x), rows, cols, keep_words(cols), reinterpret_cast<uint8_t*>(keep),
-           static_cast<T*>(xd), wide);
-  });
+  const int64_t octets = ceil_div(cols, 8), piece = std::max<int64_t>((int64_t{1} << 30) / octets, 1);
+  for (int64_t row = 0; row < rows; row += piece) {
+    const int64_t count = std::min(piece, rows - row);
+    Dropout d = dropout;
+    d.row_begin += row;
+    with_type(dtype, [&]<class T>() {
+      launch(ctx, drop_kernel<T>, blocks_for(count * octets), "dropout", draws_of(d),
+             x != nullptr ? static_cast<const T*>(x) + row * cols : nullptr, static_cast<uint32_t>(count),
+             static_cast<uint32_t>(cols), keep_words(cols),
+             keep != nullptr ? reinterpret_cast<uint8_t*>(keep + row * keep_words(cols)) : nullptr,
+             xd != nullptr ? static_cast<T*>(xd) + row * cols : nullptr, wide);
+    });
+  }
 }
 
 int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded) {
@@ -251,18 +225,9 @@ void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& p) {
   chunks(whole, 1, rest);
 }
 
-void add_partials(const Context& ctx, const AdapterOperands& ad, int64_t chunks, const float* partials_a,
-                  const float* partials_b, float* da, float* db) {
-  const Partials args{.chunks = chunks,
-                      .R = static_cast<int>(ad.R),
-                      .padded = static_cast<int>(ad.padded),
-                      .in = static_cast<int>(ad.in),
-                      .out = static_cast<int>(ad.out),
-                      .a = partials_a,
-                      .b = partials_b,
-                      .da = da,
-                      .db = db};
-  launch(ctx, add_partials_kernel, blocks_for(ad.padded * (ad.in + ad.out)), "adding an adapter's gradients", args);
+void add_partials(const Context& ctx, const Partials& p) {
+  launch(ctx, add_partials_kernel, blocks_for(int64_t{p.padded / 4} * (p.in + p.out)), "adding an adapter's gradients",
+         p);
 }
 
 }  // namespace sluice::cuda

@@ -210,6 +210,17 @@ TEST_CASE("linear on CUDA: adapters of every kind of rank are as close to f64 as
   check_against_reference(t, {.N = 200, .in = 320, .out = 512, .R = 4, .dtype = DType::f32});
 }
 
+TEST_CASE(
+    "linear on CUDA: adapters of many rows, wide x and wide dy, with dropout, are as close to f64 as plain loops") {
+  if (!on_cuda()) return;
+  TestContext t(detect_isa());
+  check_against_reference(t, {.N = 2100, .in = 72, .out = 136, .R = 16});
+  check_against_reference(t, {.N = 2100, .in = 136, .out = 72, .R = 8, .p = 0.1F, .write = Write::add});
+  check_against_reference(t, {.N = 300, .in = 1112, .out = 72, .R = 16, .p = 0.3F});
+  check_against_reference(t, {.N = 300, .in = 72, .out = 1112, .R = 12, .p = 0.3F, .residual = true});
+  check_against_reference(t, {.N = 4300, .in = 584, .out = 16, .R = 16, .p = 0.1F});
+}
+
 TEST_CASE("linear on CUDA: more tiles than multiprocessors are as close to f64 as plain loops") {
   if (!on_cuda()) return;
   TestContext t(detect_isa());
@@ -224,6 +235,8 @@ TEST_CASE("linear on CUDA: tiles of whole row chunks give the same bytes") {
   for (const Case& c : {Case{.N = 1100, .in = 264, .out = 392, .R = 16, .residual = true},
                         {.N = 1100, .in = 1352, .out = 256, .R = 72, .p = 0.2F, .write = Write::add, .dora = true},
                         {.N = 1100, .in = 2056, .out = 2048, .R = 8},
+                        {.N = 2600, .in = 328, .out = 136, .R = 16, .p = 0.2F},
+                        {.N = 17100, .in = 72, .out = 200, .R = 16},
                         {.N = 1100, .in = 320, .out = 512, .R = 8, .dtype = DType::f32}}) {
     CAPTURE(name(c));
     Layer l(c);

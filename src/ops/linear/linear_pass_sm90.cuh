@@ -1,5 +1,5 @@
 // One pass over the rows of x or dy on Hopper (AdapterPass, linear_adapter.cuh): X is read once, at the speed of
-// memory.
+// memory. For ranks over 16; linear_thin_sm90.cuh takes the others.
 //
 // A block takes a chunk of 256 rows and a range of columns, and 64 columns at a time: one warpgroup forms the thin
 // product's share of these columns, [256, ranks], the other the chunk's gradient [64, ranks]. The blocks of a chunk are
@@ -26,7 +26,7 @@ inline int num_splits(int64_t columns) {
 }
 inline int64_t split_columns(int64_t columns) { return round_up(ceil_div(columns, num_splits(columns)), cols); }
 
-template <int ranks_>  // 16, 32 or 64 ranks at a time
+template <int ranks_>  // 32 or 64 ranks at a time
 struct Shape {
   static constexpr int ranks = ranks_;
   static constexpr int stage_bytes = x_bytes + ranks * 128, other_bytes = rows * ranks * 2;
@@ -254,8 +254,7 @@ void launch(const DeviceFacts& facts, const AdapterPass& p) {
 
 inline void run(const Context& ctx, const AdapterPass& p) {
   const DeviceFacts& facts = facts_of(ctx);
-  if (p.padded <= 16) launch<16>(facts, p);
-  else if (p.padded <= 32) launch<32>(facts, p);
+  if (p.padded <= 32) launch<32>(facts, p);
   else launch<64>(facts, p);
 }
 

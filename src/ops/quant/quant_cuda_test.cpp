@@ -121,6 +121,33 @@ TEST_CASE("weight_matvec on CUDA: many and few rows of the weight, one and many 
   }
 }
 
+TEST_CASE("weight_matvec on CUDA: tile after tile of a large matrix, for one row of x and for eight") {
+  if (!on_cuda()) return;
+  TestContext ctx(Isa::avx2);
+  const int64_t in = 4096, out = 9001, few = 33, N = 8;
+  const std::vector<float> x = random_values(static_cast<size_t>(N * in), 36);
+  for (const WeightKind& kind : {WeightKind{.format = WeightFormat::q4_k}, WeightKind{.format = WeightFormat::q6_k},
+                                 WeightKind{.format = WeightFormat::q8_0},
+                                 WeightKind{.format = WeightFormat::affine, .bits = 4, .group_size = 64}}) {
+    CAPTURE(kind.name());
+    const RandomWeight random(kind, out, in, 37);
+    Buffer xb(DType::bf16, {N, in}, x), all(DType::f32, {N, out}), one(DType::f32, {1, out});
+    fill(all, NAN);
+    weight_matvec(ctx, {.weight = random.weight, .x = xb, .y = all});
+    weight_matvec(ctx, {.weight = random.weight, .x = xb.tensor.rows(N - 1, 1), .y = one});
+    CHECK(std::memcmp(all.tensor.rows(N - 1, 1).data, one.tensor.data, static_cast<size_t>(out * 4)) == 0);
+    for (int64_t begin : {int64_t{0}, out / 2, out - few}) {
+      const Weight part = rows_of(random.weight, begin, few);
+      std::vector<double> result;
+      for (int64_t n = 0; n < N; ++n) {
+        const auto* row = static_cast<const float*>(all.tensor.rows(n, 1).data) + begin;
+        result.insert(result.end(), row, row + few);
+      }
+      check_close(result, ref_matvec<double>(part, N, x), ref_matvec<float>(part, N, x), DType::f32);
+    }
+  }
+}
+
 TEST_CASE("weight_matvec on CUDA: long rows, whatever the address") {
   if (!on_cuda()) return;
   TestContext ctx(Isa::avx2);

@@ -1,38 +1,34 @@
-// Matrix-vector products with a quantised matrix, for one to a few rows of x.
+// Matrix-vector products with a matrix in any of its storage formats, for one to a few rows of x.
 //
-// A row of the weight is a run of slices of 8 or 16 weights. T threads share the slices of R rows of the weight, thread t taking the
-// slices t, t + T, …; T depends on the count of columns and the format only. Each (row of x, output) has one sum in each thread, fed in
-// that order, then the sums of a warp and of the warps are added by a fixed tree: so a result depends neither on N nor on R.
+// Most quantised formats go to tensor cores (matvec_tiles.cuh). The others are multiplied here, by octets of weights: T
+// threads share the octets of R rows of the weight, thread t taking the octets t, t + T, …; T depends on the count of
+// columns only. Each (row of x, output) has one sum in each thread, fed in that order, then the sums of a warp and of
+// the warps are added by a fixed tree: so a result depends neither on N nor on R.
 #include <algorithm>
-#include <type_traits>
+
+#include "ops/quant/matvec_tiles.cuh"
 #include "ops/quant/quant.h"
 #include "ops/quant/quant_decode.cuh"
-#include "ops/quant/matvec_slices.cuh"
 
 namespace sluice::cuda {
 namespace {
 
-using namespace slices;
-
-// ---- The kernel ---------------------------------------------------------------------------------------------------------------
+// ---- By octets ------------------------------------------------------------------------------------------------------
 
 constexpr int most_threads = 128;  // of a block
-// Blocks of a multiprocessor, by what a thread's sums and codes take of the registers.
-constexpr int blocks_at_once(int sums, bool coded) { return sums > 8 && coded ? 3 : sums > 1 ? 4 : 1; }
 
 struct Product {
   WeightView weight;
-  int rows, cols, num_slices, num_x;  // num_x: rows of x and y
+  int rows, cols, num_octets, num_x;  // num_x: rows of x and y
   int x_tiles;
-  uint32_t data_step, scale_step;  // halfwords of codes and of scales from a thread's slice to its next
   const void* x;
   void* y;
-  bool x_wide;  // every run of x can be read by 16-byte loads
+  bool x_wide;  // every octet of x can be read by 16-byte loads
   bool y_bf16;
 };
 
 template <class T>
-__device__ void load_run(const T* x, int count, bool wide, float* v) {
+__device__ void load_octet(const T* x, int count, bool wide, float* v) {
   if (wide && count >= 8) {
     if constexpr (std::is_same_v<T, float>) {
       const float4 a = __ldg(reinterpret_cast<const float4*>(x)), b = __ldg(reinterpret_cast<const float4*>(x) + 1);
@@ -52,54 +48,9 @@ __device__ void load_run(const T* x, int count, bool wide, float* v) {
   }
 }
 
-// x as the slices want it (S::prepare), for products with many rows of the weight: for 32 slices at a time four planes of float4 and one of
-// the two sums, each with the slices side by side.
-struct Prepared {
-  static constexpr int64_t floats_of_slice = 18;
-};
-__host__ __device__ inline int64_t prepared_floats(int64_t num_slices) {
-  return round_up(num_slices, 32) * Prepared::floats_of_slice;
-}
-template <class X>
-__device__ void load_prepared(const float* x, int slice, X& v) {
-  const float* at = x + static_cast<int64_t>(slice >> 5) * (32 * Prepared::floats_of_slice);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float4 four = *reinterpret_cast<const float4*>(at + i * 128 + (slice & 31) * 4);
-    v.v[4 * i] = four.x, v.v[4 * i + 1] = four.y, v.v[4 * i + 2] = four.z, v.v[4 * i + 3] = four.w;
-  }
-  const float2 two = *reinterpret_cast<const float2*>(at + 512 + (slice & 31) * 2);
-  v.sum[0] = two.x, v.sum[1] = two.y;
-}
-// A thread for each slice of a row of x; rows by blockIdx.y.
-template <class S, class T>
-__global__ __launch_bounds__(128) void prepare_kernel(const T* x, int cols, int num_slices, bool wide, float* out) {
-  const int slice = static_cast<int>(blockIdx.x * 128 + threadIdx.x);
-  if (slice >= num_slices) return;
-  x += static_cast<int64_t>(blockIdx.y) * cols;
-  typename S::X v;
-#pragma unroll
-  for (int run = 0; run < 2; ++run) load_run(x + S::column(slice, run), 8, wide, v.v + 8 * run);
-  S::prepare(v);
-  float* at = out + blockIdx.y * prepared_floats(num_slices) +
-              static_cast<int64_t>(slice >> 5) * (32 * Prepared::floats_of_slice);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    *reinterpret_cast<float4*>(at + i * 128 + (slice & 31) * 4) = {v.v[4 * i], v.v[4 * i + 1], v.v[4 * i + 2],
-                                                                   v.v[4 * i + 3]};
-  *reinterpret_cast<float2*>(at + 512 + (slice & 31) * 2) = {v.sum[0], v.sum[1]};
-}
-
-__device__ inline const uint8_t* moved(const uint8_t* p, uint32_t halfwords) {
-  return reinterpret_cast<const uint8_t*>(reinterpret_cast<const uint16_t*>(p) + halfwords);
-}
-
 // Threads (T, groups): a group shares R rows of the weight, for x_batch rows of x; one row of x must be x_wide.
-// T: of x, or Prepared.
-template <class S, class T, int x_batch, int R>
-__global__ __launch_bounds__(most_threads, blocks_at_once(x_batch* R, S::coded)) void matvec_kernel(const Product p) {
-  constexpr bool prepared = std::is_same_v<T, Prepared>;
-  using Element = std::conditional_t<prepared, float, T>;
+template <class D, class T, int x_batch, int R>
+__global__ __launch_bounds__(most_threads, x_batch* R > 8 ? 3 : 4) void octets_kernel(const Product p) {
   __shared__ float sums[most_threads / 32][x_batch * R];
   const int x_begin = static_cast<int>(blockIdx.x % p.x_tiles) * x_batch;
   const int64_t first = (static_cast<int64_t>(blockIdx.x / p.x_tiles) * blockDim.y + threadIdx.y) * R;
@@ -107,61 +58,44 @@ __global__ __launch_bounds__(most_threads, blocks_at_once(x_batch* R, S::coded))
 #pragma unroll
   for (int r = 0; r < R; ++r)  // missing rows repeat the last
     rows[r] = p.weight.row(static_cast<uint32_t>(min(first + r, static_cast<int64_t>(p.rows - 1))));
-  const int64_t x_row = prepared ? prepared_floats(p.num_slices) : p.cols;
-  const Element* x[x_batch];
+  const T* x[x_batch];
 #pragma unroll
-  for (int n = 0; n < x_batch; ++n) x[n] = static_cast<const Element*>(p.x) + min(x_begin + n, p.num_x - 1) * x_row;
+  for (int n = 0; n < x_batch; ++n)
+    x[n] = static_cast<const T*>(p.x) + static_cast<int64_t>(min(x_begin + n, p.num_x - 1)) * p.cols;
 
-  // From a thread's slice to its next it is a whole number of blocks: data_step halfwords of the codes.
   float sum[x_batch][R] = {};
-  typename S::Raw raw[R];
-  const int place = static_cast<int>(threadIdx.x);
-  int slice = place;
-  uint32_t data_at = 0, scale_at = 0;
+  decltype(D::load(p.weight, rows[0], 0)) raw[R];
+  const auto load = [&](int r, int octet) {
+    if (octet >= p.num_octets) return;
+    if constexpr (D::plain) raw[r] = D::load(p.weight, rows[r], octet, p.cols - octet * 8);
+    else raw[r] = D::load(p.weight, rows[r], octet);
+  };
+  int octet = static_cast<int>(threadIdx.x);
 #pragma unroll
-  for (int r = 0; r < R; ++r) rows[r] = S::at(p.weight, rows[r], place);
-  if (slice < p.num_slices) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) raw[r] = S::load(p.weight, rows[r], place, p.cols - slice * 8);
-  }
-  while (slice < p.num_slices) {
-    const int next = slice + static_cast<int>(blockDim.x);
-    data_at += p.data_step;
-    scale_at += p.scale_step;
-    const auto load_next = [&](int r) {
-      if (next >= p.num_slices) return;
-      const Row row = {moved(rows[r].data, data_at), moved(rows[r].scales, scale_at), moved(rows[r].biases, scale_at)};
-      raw[r] = S::load(p.weight, row, place, p.cols - next * 8);
-    };
-    typename S::Codes codes[x_batch == 1 ? 1 : R];
+  for (int r = 0; r < R; ++r) load(r, octet);
+  while (octet < p.num_octets) {
+    const int next = octet + static_cast<int>(blockDim.x);
+    float w[x_batch == 1 ? 1 : R][8];
     if constexpr (x_batch > 1) {
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        codes[r] = S::decode(p.weight, raw[r], place);
-        load_next(r);
+        D::decode(p.weight, raw[r], octet, w[r]);
+        load(r, next);
       }
     }
 #pragma unroll
     for (int n = 0; n < x_batch; ++n) {
-      typename S::X v;
-      if constexpr (prepared) {
-        load_prepared(x[n], slice, v);
-      } else {
-#pragma unroll
-        for (int run = 0; run < S::runs; ++run) {
-          const int column = S::column(slice, run);
-          load_run(x[n] + column, S::plain ? p.cols - column : 8, x_batch == 1 || p.x_wide, v.v + 8 * run);
-        }
-        S::prepare(v);
-      }
+      float v[8];
+      load_octet(x[n] + octet * 8, D::plain ? p.cols - octet * 8 : 8, x_batch == 1 || p.x_wide, v);
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        if constexpr (x_batch == 1) codes[0] = S::decode(p.weight, raw[r], place);
-        sum[n][r] = S::add_product(codes[x_batch == 1 ? 0 : r], v, sum[n][r]);
-        if constexpr (x_batch == 1) load_next(r);
+        if constexpr (x_batch == 1) D::decode(p.weight, raw[r], octet, w[0]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[n][r] = __fmaf_rn(w[x_batch == 1 ? 0 : r][i], v[i], sum[n][r]);
+        if constexpr (x_batch == 1) load(r, next);
       }
     }
-    slice = next;
+    octet = next;
   }
 
   const int warps = static_cast<int>(blockDim.x / 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -178,141 +112,155 @@ __global__ __launch_bounds__(most_threads, blocks_at_once(x_batch* R, S::coded))
   if (n >= x_batch || x_begin + n >= p.num_x || first + r >= p.rows) return;
   float total = sums[threadIdx.y * warps][n * R + r];
   for (int w = 1; w < warps; ++w) total = __fadd_rn(total, sums[threadIdx.y * warps + w][n * R + r]);
-  total = __fmul_rn(total, S::sum_scale);
   const int64_t at = static_cast<int64_t>(x_begin + n) * p.rows + first + r;
   if (p.y_bf16) static_cast<__nv_bfloat16*>(p.y)[at] = from_float<__nv_bfloat16>(total);
   else static_cast<float*>(p.y)[at] = total;
 }
 
-// Threads that share a row: about eight slices each.
-int threads_for(int64_t num_slices) {
-  return static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(num_slices, 8), 32), 32, most_threads));
+// Threads that share a row: about eight octets each.
+int threads_for(int64_t num_octets) {
+  return static_cast<int>(std::clamp<int64_t>(round_up(ceil_div(num_octets, 8), 32), 32, most_threads));
 }
 
-template <class S, class T, int x_batch, int R>
-void launch(const Context& ctx, Product p) {
+template <class D, class T, int x_batch, int R>
+void launch_octets(const Context& ctx, Product p) {
   p.x_tiles = static_cast<int>(ceil_div(p.num_x, x_batch));
-  const int T_threads = threads_for(p.num_slices), groups = most_threads / T_threads;
-  const int64_t columns = static_cast<int64_t>(T_threads) * 8 * S::runs;
-  if (p.cols > 0) {
-    // Blocks keep their scales among the codes.
-    const int64_t scale_row_bytes = p.weight.scale_row_bytes > 0 ? p.weight.scale_row_bytes : p.weight.row_bytes;
-    p.data_step = static_cast<uint32_t>(columns * p.weight.row_bytes / p.cols / 2);
-    p.scale_step = static_cast<uint32_t>(columns * scale_row_bytes / p.cols / 2);
-  }
+  const int T_threads = threads_for(p.num_octets), groups = most_threads / T_threads;
   const int64_t blocks = ceil_div(p.rows, R * groups) * p.x_tiles;
   SLUICE_ASSERT(blocks <= INT32_MAX);
   const dim3 block(static_cast<unsigned>(T_threads), static_cast<unsigned>(groups));
-  matvec_kernel<S, T, x_batch, R><<<static_cast<unsigned>(blocks), block, 0, stream_of(ctx)>>>(p);
+  octets_kernel<D, T, x_batch, R><<<static_cast<unsigned>(blocks), block, 0, stream_of(ctx)>>>(p);
 }
 
-constexpr int most_x = 16;  // rows of x prepared at a time
-
-// scratch: prepared_floats for each of min(N, most_x) rows of x.
-template <class S, class T, bool aligned>
-void multiply(const Context& ctx, Product p, float* scratch) {
-  p.num_slices = static_cast<int>(ceil_div(p.cols, 8 * S::runs));
+template <class D, class T, bool aligned>
+void multiply_octets(const Context& ctx, const Product& p) {
   if constexpr (aligned) {
     // Few rows: more threads that each do less hide the latency.
-    const int64_t threads = static_cast<int64_t>(p.rows) * threads_for(p.num_slices);
-    const int64_t enough = static_cast<int64_t>(facts_of(ctx).num_multiprocessors) * 512;
-    if (p.num_x == 1 && p.x_wide && threads < 4 * enough) return launch<S, T, 1, 1>(ctx, p);
-    if constexpr (S::eight_rows) {
-      if (p.num_x == 1 && p.x_wide && threads >= 6 * enough) return launch<S, T, 1, 8>(ctx, p);
-    }
-    if (p.num_x == 1 && p.x_wide) return launch<S, T, 1, 4>(ctx, p);
+    const int64_t threads = static_cast<int64_t>(p.rows) * threads_for(p.num_octets);
+    const int64_t enough = static_cast<int64_t>(facts_of(ctx).num_multiprocessors) * 2048;
+    if (p.num_x == 1 && p.x_wide && threads < enough) return launch_octets<D, T, 1, 1>(ctx, p);
+    if (p.num_x == 1 && p.x_wide) return launch_octets<D, T, 1, 4>(ctx, p);
   }
-  if constexpr (S::coded) {
-    for (int n = 0; n < p.num_x && p.num_slices > 0; n += most_x) {
-      Product part = p;
-      part.num_x = std::min(most_x, p.num_x - n);
-      part.x = scratch;
-      part.y = static_cast<std::byte*>(p.y) + static_cast<int64_t>(n) * p.rows * (p.y_bf16 ? 2 : 4);
-      const dim3 blocks(static_cast<unsigned>(ceil_div(p.num_slices, 128)), static_cast<unsigned>(part.num_x));
-      prepare_kernel<S><<<blocks, 128, 0, stream_of(ctx)>>>(
-          static_cast<const T*>(p.x) + static_cast<int64_t>(n) * p.cols, p.cols, p.num_slices, p.x_wide, scratch);
-      launch<S, Prepared, 4, 4>(ctx, part);
-    }
-  } else {
-    launch<S, T, 4, 4>(ctx, p);
-  }
+  launch_octets<D, T, 4, 4>(ctx, p);
 }
 
-// The slices for a decoder; affine groups by the dtype of their scales.
-template <class D, DType scale_dtype>
-struct SliceFor {
-  using type = OctetSlice<D>;
-};
-template <DType scale_dtype>
-struct SliceFor<Affine<4, 16>, scale_dtype> {
-  using type = AffineSlice<4, scale_dtype>;
-};
-template <DType scale_dtype>
-struct SliceFor<Affine<8, 16>, scale_dtype> {
-  using type = AffineSlice<8, scale_dtype>;
-};
-template <bool with_min>
-struct SliceFor<Q4<with_min, 16>, DType::bf16> {
-  using type = Q4Slice<with_min>;
-};
-template <>
-struct SliceFor<Q8_0<16>, DType::bf16> {
-  using type = Q8Slice;
-};
-template <bool five>
-struct SliceFor<Q45K<five, 16>, DType::bf16> {
-  using type = Q45KSlice<five>;
-};
-template <>
-struct SliceFor<Q6K<16>, DType::bf16> {
-  using type = Q6KSlice;
-};
-
-}  // namespace
-
-void weight_matvec(Context& ctx, const WeightMatvec& args) {
+void multiply_octets(const Context& ctx, const WeightMatvec& args) {
   const Weight& w = args.weight;
   const int64_t N = args.x.shape[0];
-  ArenaScope scope(ctx.arena);
-  bool prepares = w.format == WeightFormat::affine && (w.bits == 4 || w.bits == 8);
-  for (WeightFormat coded : {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::q4_k,
-                             WeightFormat::q5_k, WeightFormat::q6_k})
-    prepares = prepares || w.format == coded;
-  auto* const scratch =
-      scope.array<float>(prepares ? std::min<int64_t>(N, most_x) * prepared_floats(ceil_div(w.cols, 16)) : 0);
-  if (ctx.counting() || N == 0 || w.rows == 0) return;
-  SLUICE_ASSERT(N <= INT32_MAX);
-  const bool x_bf16 = args.x.dtype == DType::bf16;
   const Product p = {.weight = WeightView(w),
                      .rows = static_cast<int>(w.rows),
                      .cols = static_cast<int>(w.cols),
-                     .num_slices = 0,
+                     .num_octets = static_cast<int>(ceil_div(w.cols, 8)),
                      .num_x = static_cast<int>(N),
                      .x_tiles = 1,
-                     .data_step = 0,
-                     .scale_step = 0,
                      .x = args.x.data,
                      .y = args.y.data,
                      .x_wide = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0 &&
                                (N == 1 || w.cols * size_of(args.x.dtype) % 16 == 0),
                      .y_bf16 = args.y.dtype == DType::bf16};
-  const bool plain = block_cols(w.format) == 1;
-  const bool aligned = p.weight.aligned() && (!plain || p.weight.row_bytes % 16 == 0);
-  const auto multiply_by = [&]<class S, bool fast>() {
-    if (x_bf16) multiply<S, __nv_bfloat16, fast>(ctx, p, scratch);
-    else multiply<S, float, fast>(ctx, p, scratch);
+  const bool plain = block_cols(w.format) == 1 && w.format != WeightFormat::affine;
+  const auto multiply = [&]<class D, bool aligned>() {
+    if (args.x.dtype == DType::bf16) multiply_octets<D, __nv_bfloat16, aligned>(ctx, p);
+    else multiply_octets<D, float, aligned>(ctx, p);
   };
-  const auto run = [&]<class D>() {
-    if constexpr (std::is_same_v<D, Affine<4, 16>> || std::is_same_v<D, Affine<8, 16>>) {
-      if (w.scale_dtype == DType::f32)
-        return multiply_by.template operator()<typename SliceFor<D, DType::f32>::type, true>();
-      if (w.scale_dtype == DType::f16)
-        return multiply_by.template operator()<typename SliceFor<D, DType::f16>::type, true>();
-    }
-    multiply_by.template operator()<typename SliceFor<D, DType::bf16>::type, true>();
-  };
-  if (aligned) with_decoder<16>(w, run);
-  else with_decoder<1>(w, [&]<class D>() { multiply_by.template operator()<OctetSlice<D>, false>(); });
+  if (p.weight.aligned() && (!plain || p.weight.row_bytes % 16 == 0))
+    with_decoder<16>(w, [&]<class D>() { multiply.template operator()<D, true>(); });
+  else with_decoder<1>(w, [&]<class D>() { multiply.template operator()<D, false>(); });
+}
+
+// ---- By tiles -------------------------------------------------------------------------------------------------------
+
+// Whether the matrix lies as the tiles' copies need it. From the weight alone, so that all its products are of one
+// kind.
+bool lies_in_tiles(const Weight& w) {
+  const auto at = [](const void* p, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
+  if (w.cols == 0 || !at(w.data, 16)) return false;
+  switch (w.format) {
+    case WeightFormat::q4_1:
+    case WeightFormat::q4_k:
+    case WeightFormat::q5_k:
+    case WeightFormat::q6_k: return true;
+    case WeightFormat::q4_0:
+    case WeightFormat::q8_0: return w.cols % 64 == 0;
+    case WeightFormat::affine:
+      return (w.bits == 4 || w.bits == 8) && w.scale_dtype != DType::f32 && w.cols / w.group_size % 2 == 0 &&
+             at(w.scales, 4) && at(w.biases, 4);
+    default: return false;
+  }
+}
+
+template <class F>
+bool multiply_tiles(const Context& ctx, const WeightMatvec& args) {
+  const Weight& w = args.weight;
+  const DeviceFacts& facts = facts_of(ctx);
+  const WeightView view(w);
+  const bool x_bf16 = args.x.dtype == DType::bf16, y_bf16 = args.y.dtype == DType::bf16;
+  const int parts = x_bf16 ? 1 : tiles::float_parts;
+  const int blocks = static_cast<int>(std::min<int64_t>(facts.num_multiprocessors, ceil_div(w.rows, tiles::tile_rows)));
+  tiles::Product p{};
+  p.data = view.data, p.scales = view.scales, p.biases = view.biases;
+  p.row_bytes = view.row_bytes, p.scale_row_bytes = view.scale_row_bytes;
+  if (w.format == WeightFormat::affine) {
+    p.scale_bytes = static_cast<int>(tiles::chunk_cols / w.group_size * 2);
+    p.scales_whole = w.cols % tiles::chunk_cols == 0 && reinterpret_cast<uintptr_t>(w.scales) % p.scale_bytes == 0 &&
+                     reinterpret_cast<uintptr_t>(w.biases) % p.scale_bytes == 0;
+    p.group_shift = view.group_shift - 2;
+  }
+  p.rows = static_cast<int>(w.rows), p.cols = static_cast<int>(w.cols);
+  p.x_bf16 = x_bf16, p.y_bf16 = y_bf16;
+  p.interleaved_head_dim = view.interleaved_head_dim;
+  const int columns = tiles::columns_that_fit<F>(p, facts.shared_bytes_per_block), most_x = columns / parts;
+  if (columns == 0) return false;
+  check_cuda(cudaFuncSetAttribute(tiles::matvec_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(facts.shared_bytes_per_block)),
+             "weight_matvec");
+  const int64_t N = args.x.shape[0];
+  for (int64_t n = 0; n < N; n += most_x) {
+    p.num_x = static_cast<int>(std::min<int64_t>(most_x, N - n));
+    p.x = static_cast<const std::byte*>(args.x.data) + n * w.cols * size_of(args.x.dtype);
+    p.y = static_cast<std::byte*>(args.y.data) + n * w.rows * size_of(args.y.dtype);
+    const tiles::Layout layout =
+        tiles::lay_out<F>(p, p.num_x * parts, static_cast<int>(ceil_div(w.rows, blocks)), facts.shared_bytes_per_block);
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(layout.warps) * 32);
+    config.dynamicSmemBytes = layout.shared_bytes;
+    config.stream = stream_of(ctx);
+    config.attrs = &attribute;
+    config.numAttrs = facts.major >= 9 ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, tiles::matvec_kernel<F>, p), "weight_matvec");
+  }
+  return true;
+}
+
+bool multiply_tiles_of_format(const Context& ctx, const WeightMatvec& args) {
+  const Weight& w = args.weight;
+  switch (w.format) {
+    case WeightFormat::q4_0: return multiply_tiles<tiles::Q4>(ctx, args);
+    case WeightFormat::q4_1: return multiply_tiles<tiles::Q4Min>(ctx, args);
+    case WeightFormat::q8_0: return multiply_tiles<tiles::Q8>(ctx, args);
+    case WeightFormat::q4_k: return multiply_tiles<tiles::Q45K<false>>(ctx, args);
+    case WeightFormat::q5_k: return multiply_tiles<tiles::Q45K<true>>(ctx, args);
+    case WeightFormat::q6_k: return multiply_tiles<tiles::Q6K>(ctx, args);
+    default: break;
+  }
+  const bool bf16 = w.scale_dtype == DType::bf16;
+  if (w.bits == 4)
+    return bf16 ? multiply_tiles<tiles::Affine<4, true>>(ctx, args)
+                : multiply_tiles<tiles::Affine<4, false>>(ctx, args);
+  return bf16 ? multiply_tiles<tiles::Affine<8, true>>(ctx, args) : multiply_tiles<tiles::Affine<8, false>>(ctx, args);
+}
+
+}  // namespace
+
+void weight_matvec(Context& ctx, const WeightMatvec& args) {
+  const int64_t N = args.x.shape[0];
+  if (ctx.counting() || N == 0 || args.weight.rows == 0) return;
+  SLUICE_ASSERT(N <= INT32_MAX);
+  if (!lies_in_tiles(args.weight) || !multiply_tiles_of_format(ctx, args)) multiply_octets(ctx, args);
   check_launch("weight_matvec");
 }
 

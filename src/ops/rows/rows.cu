@@ -77,8 +77,18 @@ struct Range {
   int begin, end;
 };
 __device__ Range equal_range(const int32_t* __restrict__ index, int M, int64_t n) {
-  if (M == 0 || n < index[0] || n > index[M - 1]) return {0, 0};
-  const int begin = lower_bound(index, M, n), lane = threadIdx.x % 32;
+  if (M == 0) return {0, 0};
+  const int front = index[0], back = index[M - 1], lane = threadIdx.x % 32;
+  if (n < front || n > back) return {0, 0};
+  // Most indices count up by one, so that n stands as far behind the first as it is greater.
+  const int guess = static_cast<int>(n - front) - 1, at = guess + lane;
+  const int value = at < 0 ? -1 : at < M ? index[at] : INT32_MAX;
+  const unsigned less = __ballot_sync(0xffffffffU, value < n), same = __ballot_sync(0xffffffffU, value == n);
+  if ((less & 1) != 0 && (less | same) >> 31 == 0) {
+    const int begin = guess + __popc(less);
+    return {begin, begin + __popc(same)};
+  }
+  const int begin = lower_bound(index, M, n);
   for (int end = begin;; end += 32) {
     const unsigned others = __ballot_sync(0xffffffffU, end + lane >= M || index[end + lane] != n);
     if (others != 0) return {begin, end + __ffs(static_cast<int>(others)) - 1};
@@ -104,11 +114,11 @@ __device__ void store_some(T* p, const float (&v)[size]) {
   else store_pack(p, v);
 }
 
-constexpr int packs_in_flight = 8;
+constexpr int packs_in_flight = 16;
 
 // y[n] = sum over the m with index[m] = n of weight[m] * x[m], in order, in packs of `size` elements. A warp for each row.
 template <class X, class Y, int size>
-__global__ __launch_bounds__(block, 4) void weighted_sums(const X* __restrict__ x, const float* __restrict__ weight,
+__global__ __launch_bounds__(block, 2) void weighted_sums(const X* __restrict__ x, const float* __restrict__ weight,
                                                           const int32_t* __restrict__ index, int M, Y* __restrict__ y,
                                                           int64_t N, int C) {
   const int lane = threadIdx.x % 32;

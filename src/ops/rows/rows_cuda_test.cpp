@@ -37,6 +37,32 @@ TEST_CASE("scatter_rows on CUDA: long repetitions, long gaps, rows of every widt
   }
 }
 
+TEST_CASE("scatter_rows on CUDA: a run of neighbours, with and without a repetition or a gap in it") {
+  if (!on_cuda()) return;
+  const int64_t N = 100, C = 64;
+  for (int32_t first : {0, 1, 37}) {
+    for (int32_t odd : {-1, 0, 20, 59}) {  // the index that is said twice, and the one left out after it
+      std::vector<int32_t> index;
+      for (int32_t i = 0; i < 60; ++i) index.push_back(first + i);
+      if (odd >= 0) index.insert(index.begin() + odd, first + odd);
+      if (odd == 20) index.erase(index.begin() + 40);
+      const auto M = static_cast<int64_t>(index.size());
+      const std::vector<float> x = random_values(static_cast<size_t>(M * C), 2),
+                               weight = random_values(static_cast<size_t>(M), 3);
+      std::vector<double> exact(static_cast<size_t>(N * C));
+      std::vector<float> plain(exact.size());
+      const std::vector<double> xs(x.begin(), x.end()), ws(weight.begin(), weight.end());
+      ref::scatter_rows<double>(M, N, C, xs.data(), ws.data(), index.data(), exact.data());
+      ref::scatter_rows<float>(M, N, C, x.data(), weight.data(), index.data(), plain.data());
+      TestContext ctx(Isa::avx2);
+      Buffer xb(DType::bf16, {M, C}, x), wb(DType::f32, {M}, weight), y(DType::f32, {N, C});
+      fill(y, NAN);
+      scatter_rows(ctx, {.x = xb, .weight = wb, .index = {index.data(), DType::i32, {M}}, .y = y});
+      check_close(to_double(y.tensor), exact, to_double(plain), DType::f32);
+    }
+  }
+}
+
 TEST_CASE("gather_rows on CUDA: rows of every width") {
   if (!on_cuda()) return;
   for (int64_t C : {2, 24, 1032, 4608}) {

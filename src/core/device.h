@@ -63,7 +63,8 @@ class DeviceTimer {
 //   graph.launch();
 //
 // Does nothing on the CPU, in a counting arena, above most_tokens (kernels outlast their launches, and a graph would grow with the tiles), and
-// with SLUICE_CUDA_GRAPH=0 or SLUICE_CUDA_PROFILE=1 in the environment. One at a time on a device. Without launch() what was captured is dropped.
+// with SLUICE_CUDA_GRAPH=0 or SLUICE_CUDA_PROFILE=1 in the environment. One at a time on a device, and no other thread
+// may launch there meanwhile. Without launch() what was captured is dropped.
 class GraphCapture {
  public:
   static constexpr int64_t most_tokens = 4096;

@@ -115,7 +115,10 @@ struct Generator::Impl {
       const std::vector<int32_t> longest(static_cast<size_t>(options.max_tokens), 0);
       prefill(ctx, model, {}, longest, caches.front(), options.dtype, logits.rows(0, 1));
       std::vector<KvCache*> all;
-      for (KvCache& cache : caches) all.push_back(&cache);
+      for (KvCache& cache : caches) {
+        cache.set_length(options.max_tokens - 1);  // the longest that a step can meet
+        all.push_back(&cache);
+      }
       decode_step(ctx, model, {}, std::vector<int32_t>(all.size(), 0), all, logits);
     }
     SLUICE_ASSERT(arena.used() == held);

@@ -397,7 +397,7 @@ void launch_early(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, 
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream_of(ctx);
   config.attrs = &attribute;
-  config.numAttrs = facts_of(ctx).major >= 9 ? 1 : 0;
+  config.numAttrs = facts_of(ctx).hopper() ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attention_decode");
 }
 

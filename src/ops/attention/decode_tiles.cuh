@@ -205,8 +205,8 @@ __global__ __launch_bounds__(tile_threads, 1) void decode_tiles_kernel(const __g
   }
   __syncthreads();
   for (bool more = true; more;) {
-    float acc[P::units * P::width / 16][4] = {}, top[2] = {-INFINITY, -INFINITY},
-                                    sum[2] = {};  // of the heads 2 t, 2 t + 1
+    // Of the heads 2 t, 2 t + 1.
+    float acc[P::units * P::width / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for (int step = warp; step * step_rows < item.rows; step += tile_warps) {
       // Sums of a few products each: the tensor cores round towards zero.
       float scores[4] = {};

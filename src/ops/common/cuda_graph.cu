@@ -3,7 +3,6 @@
 #include <array>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "ops/common/cuda_utils.cuh"
@@ -12,20 +11,37 @@ namespace sluice::cuda {
 
 namespace {
 
-// The kinds of a graph's nodes, in the order of their capture.
-using Nodes = std::vector<cudaGraphNodeType>;
+// What an update of a graph cannot change, or need not notice: the kinds of its nodes, the clusters of its kernels, and its edges with their kind
+// (a kernel that may start early must not take the place of one that may not).
+using Structure = std::vector<int64_t>;
 
-Nodes nodes_of(cudaGraph_t graph) {
-  size_t count = 0;
-  check_cuda(cudaGraphGetNodes(graph, nullptr, &count), "looking at a CUDA graph");
-  std::vector<cudaGraphNode_t> nodes(count);
-  check_cuda(cudaGraphGetNodes(graph, nodes.data(), &count), "looking at a CUDA graph");
-  Nodes kinds(count);
-  for (size_t i = 0; i < count; ++i) check_cuda(cudaGraphNodeGetType(nodes[i], &kinds[i]), "looking at a CUDA graph");
-  return kinds;
+Structure structure_of(cudaGraph_t graph) {
+  constexpr const char* what = "looking at a CUDA graph";
+  size_t num_nodes = 0, num_edges = 0;
+  check_cuda(cudaGraphGetNodes(graph, nullptr, &num_nodes), what);
+  check_cuda(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &num_edges), what);
+  std::vector<cudaGraphNode_t> nodes(num_nodes), from(num_edges), to(num_edges);
+  std::vector<cudaGraphEdgeData> data(num_edges);
+  check_cuda(cudaGraphGetNodes(graph, nodes.data(), &num_nodes), what);
+  check_cuda(cudaGraphGetEdges(graph, from.data(), to.data(), data.data(), &num_edges), what);
+  Structure structure;
+  std::map<cudaGraphNode_t, int64_t> place;
+  for (const cudaGraphNode_t node : nodes) {
+    place[node] = static_cast<int64_t>(place.size());
+    cudaGraphNodeType kind{};
+    check_cuda(cudaGraphNodeGetType(node, &kind), what);
+    structure.push_back(kind);
+    if (kind != cudaGraphNodeTypeKernel) continue;
+    cudaKernelNodeAttrValue cluster{};
+    check_cuda(cudaGraphKernelNodeGetAttribute(node, cudaLaunchAttributeClusterDimension, &cluster), what);
+    structure.push_back(cluster.clusterDim.x);
+  }
+  for (size_t i = 0; i < num_edges; ++i)
+    structure.insert(structure.end(), {place[from[i]], place[to[i]], data[i].type, data[i].from_port});
+  return structure;
 }
 
-// Built graphs of the same nodes, taken in turn, so that one is updated while another runs.
+// Built graphs of one structure, taken in turn, so that one is updated while another runs.
 struct Built {
   static constexpr size_t turns = 3;
   std::array<cudaGraphExec_t, turns> execs{};
@@ -35,13 +51,13 @@ struct Built {
 class Graphs {
  public:
   void launch(cudaGraph_t graph, cudaStream_t stream) {
-    const Nodes nodes = nodes_of(graph);
-    if (nodes.empty()) return;
-    cudaGraphExec_t& exec = turn_of(nodes);
+    const Structure structure = structure_of(graph);
+    if (structure.empty()) return;
+    cudaGraphExec_t& exec = turn_of(structure);
     if (exec != nullptr) {
       cudaGraphExecUpdateResultInfo info{};
       if (cudaGraphExecUpdate(exec, graph, &info) != cudaSuccess) {
-        cudaGetLastError();  // of other edges or devices: built anew
+        cudaGetLastError();  // built anew
         check_cuda(cudaGraphExecDestroy(exec), "dropping a CUDA graph");
         exec = nullptr;
       }
@@ -51,12 +67,12 @@ class Graphs {
   }
 
  private:
-  static constexpr size_t most = 16;  // kinds of graphs that are held
+  static constexpr size_t most = 16;  // structures whose graphs are held
 
-  cudaGraphExec_t& turn_of(const Nodes& nodes) {
-    const auto [at, is_new] = built_.try_emplace(nodes);
+  cudaGraphExec_t& turn_of(const Structure& structure) {
+    const auto [at, is_new] = built_.try_emplace(structure);
     if (is_new) {
-      order_.push_back(nodes);
+      order_.push_back(structure);
       if (order_.size() > most) {
         for (cudaGraphExec_t exec : built_[order_.front()].execs) {
           if (exec != nullptr) check_cuda(cudaGraphExecDestroy(exec), "dropping a CUDA graph");
@@ -70,8 +86,8 @@ class Graphs {
     return b.execs[b.next];
   }
 
-  std::map<Nodes, Built> built_;
-  std::deque<Nodes> order_;  // of building
+  std::map<Structure, Built> built_;
+  std::deque<Structure> order_;  // of building
 };
 
 Graphs& graphs(int device) {

@@ -43,7 +43,7 @@ struct Copier {
 
   // Rows [first_row, end_row) by tiles row_warp, row_warp + row_warps, …
   __device__ Copier(const Product& p, uint32_t ring, int first_row, int end_row, int k_warp, int row_warp, int lane)
-      : wanted(0), row(first_row + row_warp * tile_rows), chunk(k_warp), end(end_row) {
+      : wanted(0), row(k_warp < p.chunks ? first_row + row_warp * tile_rows : end_row), chunk(k_warp), end(end_row) {
     const uint32_t row_bytes = static_cast<uint32_t>(p.row_bytes), begin = low_bits(p.data + first_row * p.row_bytes);
 #pragma unroll
     for (int j = 0; j < count; ++j) {

@@ -230,7 +230,7 @@ bool multiply_tiles(const Context& ctx, const WeightMatvec& args) {
     config.dynamicSmemBytes = layout.shared_bytes;
     config.stream = stream_of(ctx);
     config.attrs = &attribute;
-    config.numAttrs = facts.major >= 9 ? 1 : 0;
+    config.numAttrs = facts.hopper() ? 1 : 0;
     check_cuda(cudaLaunchKernelEx(&config, tiles::matvec_kernel<F>, p), "weight_matvec");
   }
   return true;

@@ -1,9 +1,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/device.h"
+#include "ops/linear/linear.h"
 #include "ops/rows/rows.h"
+#include "support/close.h"
 #include "support/contexts.h"
 
 using namespace sluice;
@@ -79,6 +82,30 @@ TEST_CASE("graph on CUDA: more kinds of graphs than are held") {
       double_it(ctx, x, times);
       graph.launch();
       CHECK(all_are(x, static_cast<float>(int64_t{1} << times)));
+    }
+  }
+}
+
+// cudaGraphExecUpdate takes kernels in other clusters without a word and launches the old ones.
+TEST_CASE("graph on CUDA: kernels whose clusters depend on the rows are not mixed up") {
+  if (!on_cuda()) return;
+  TestContext test(Isa::avx2);
+  Context& ctx = test;
+  constexpr int64_t in = 256, out = 512;
+  const Buffer w(DType::bf16, {out, in}, random_values(out * in, 1, 0.1F));
+  const Weight weight{
+      .format = WeightFormat::bf16, .rows = out, .cols = in, .data = static_cast<const std::byte*>(w.tensor.data)};
+  for (int round = 0; round < 4; ++round) {
+    for (const int64_t rows : {100, 200, 600, 100}) {
+      CAPTURE(rows);
+      const Buffer x(DType::bf16, {rows, in}, random_values(static_cast<size_t>(rows * in), 2)),
+          one_by_one(DType::bf16, {rows, out}), together(DType::bf16, {rows, out});
+      linear_forward(ctx, {.weight = weight, .x = x.tensor, .y = one_by_one.tensor});
+      GraphCapture graph(ctx, rows);
+      linear_forward(ctx, {.weight = weight, .x = x.tensor, .y = together.tensor});
+      graph.launch();
+      CHECK(std::memcmp(one_by_one.tensor.data, together.tensor.data,
+                        static_cast<size_t>(together.tensor.size_bytes())) == 0);
     }
   }
 }

@@ -31,8 +31,9 @@ struct GatherWeightRows {
 };
 void gather_weight_rows(Context& ctx, const GatherWeightRows& args);
 
-// y[n, o] = sum_i x[n, i] W[o, i], for few rows (decoding): the quantised form is read once for up to 16 rows and
-// dequantised in registers; products and sums are float32. A row's result does not depend on the other rows.
+// y[n, o] = sum_i x[n, i] W[o, i], for few rows (decoding): the quantised form is read once for a few rows (on the CPU
+// up to 16, on CUDA up to 8 of bf16 or 2 of float32) and decoded in registers; products and sums are float32. A row's
+// result does not depend on the other rows.
 struct WeightMatvec {
   const Weight& weight;  // [out, in]
   Tensor x;              // [N, in] f32 or bf16, in; N small (1-16 is what it is tuned for; any N works)

@@ -1,6 +1,7 @@
 // The plan's prices against steps that really run.
 #include "train/plan.h"
 
+#include "core/device.h"
 #include "support/oracle_model.h"
 
 namespace sluice::test {
@@ -66,6 +67,26 @@ TEST_CASE("plan: what the search adds up for a schedule is what the step is pric
       CHECK(chosen.relative_time <= plan.relative_time);
     }
   }
+}
+
+// In builds with the CUDA backend, on machines without a GPU.
+TEST_CASE("plan: a CUDA device need not be here to be planned for, with a budget given") {
+  try {
+    if (is_here(Device::cuda())) return;
+  } catch (const Error&) {
+    return;  // no backend
+  }
+  OracleModel m("llama-gqa");
+  m.model->device = Device::cuda();
+  const BatchShape shape{Spans::one(900), 300};
+  PlanRequest request{.model = *m.model, .layout = m.adapter.layout, .train = {shape}, .device = Device::cuda()};
+  CHECK_THROWS_WITH_AS(make_plan(request), doctest::Contains("give --memory"), Error);
+  request.budget_bytes = int64_t{1} << 30;
+  const Plan plan = make_plan(request);
+  CHECK(plan.fits());
+  CHECK(plan.weight_bytes == m.model->device_bytes());
+  CHECK(plan.step_bytes > 900 * m.model->config.hidden_size * 2 * m.model->config.num_layers);
+  CHECK(plan_table(plan).find("no CUDA device is here") != std::string::npos);
 }
 
 }  // namespace sluice::test

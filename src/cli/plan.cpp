@@ -24,7 +24,8 @@ void add_plan(CLI::App& app) {
   command->add_flag("--json", o->json, "the chosen plan as JSON");
   command->allow_extras();
   command->footer(
-      "Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.");
+      "Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.\n"
+      "With --device cuda and --memory, a GPU need not be here: the plan is an H100's or H200's.");
   command->callback([command, o] {
     const TrainConfig config = config_from_command(o->yaml, command->remaining());
     const PlannedRun planned = plan_run(config, o->tokens, o->targets, make_task);

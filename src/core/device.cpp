@@ -32,6 +32,10 @@ std::vector<DeviceInfo> cuda_devices() {
   return devices;
 }
 
+bool is_here(Device device) {
+  return device.type == DeviceType::cpu || device.index < static_cast<int>(cuda_devices().size());
+}
+
 DeviceMemory memory_of(Device device) {
   static const auto query = entry<void (*)(int, DeviceMemory&)>("memory");
   DeviceMemory memory;

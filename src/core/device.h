@@ -24,6 +24,10 @@ struct DeviceInfo {
 // All that the driver shows. Empty where there is a backend and no device.
 std::vector<DeviceInfo> cuda_devices();
 
+// Whether the driver shows it; the CPU is always here. Without a CUDA device a counting arena still prices a step, with the kernels of compute
+// capability 9.0 (H100, H200); everything else throws.
+bool is_here(Device device);
+
 struct DeviceMemory {
   int64_t free_bytes = 0, total_bytes = 0;  // as the driver counts them, of all processes
 };

@@ -38,6 +38,8 @@ constexpr double offload_cost = 1.02;
 constexpr int64_t device_reserve_bytes = int64_t{128} << 20;
 
 int64_t free_memory(Device device) {
+  check(is_here(device), ErrorCode::bad_config,
+        "there is no CUDA device whose memory could be the budget; give --memory, such as 24GiB");
   if (device.type == DeviceType::cuda) return memory_of(device).total_bytes - device_reserve_bytes;
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
@@ -462,13 +464,17 @@ std::string plan_table(const Plan& plan) {
   row("head", plan.head_bytes, "above what is kept then");
   row("step arena", plan.step_bytes, cuda ? "exact; one allocation" : "exact; touched at start");
   row("validation", plan.validation_bytes, "inside the step arena");
+  const bool assumed = !is_here(plan.device);
   row("process", plan.process_bytes,
-      cuda ? "CUDA's context and kernels, and other processes" : "program, tokenizer, data, kernels");
+      assumed ? "CUDA's context and kernels"
+      : cuda  ? "CUDA's context and kernels, and other processes"
+              : "program, tokenizer, data, kernels");
   row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
   if (plan.pinned_bytes > 0)
     row("pinned host memory", plan.pinned_bytes, "besides: inputs wait there for the backward");
   if (!cuda) row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
   text += fmt::format("  estimated time {:.2f} x that of the fastest schedule\n", plan.relative_time);
+  if (assumed) text += "  no CUDA device is here: priced as an H100 or H200 would run it\n";
   return text;
 }
 
@@ -498,6 +504,7 @@ Json plan_json(const Plan& plan) {
           {"weight_bytes", plan.weight_bytes},
           {"pinned_bytes", plan.pinned_bytes},
           {"device", cuda_or_cpu(plan.device)},
+          {"device_is_here", is_here(plan.device)},
           {"relative_time", plan.relative_time},
           {"tile", plan.schedule.tile},
           {"head", plan.schedule.head == HeadSchedule::by_rows ? "by_rows" : "by_blocks"},

@@ -40,8 +40,12 @@ constexpr int64_t first_steps_bytes = 8 << 20;
 // Kernels that are loaded after planning.
 constexpr int64_t device_first_steps_bytes = int64_t{64} << 20;
 
+// CUDA's context on an H200, for a plan where no device is.
+constexpr int64_t context_bytes = int64_t{522} << 20;
+
 // What is held on the device now: by CUDA's context, and by other processes.
 int64_t held_on(Device device) {
+  if (!is_here(device)) return context_bytes + device_first_steps_bytes;
   const DeviceMemory memory = memory_of(device);
   return memory.total_bytes - memory.free_bytes + device_first_steps_bytes;
 }
@@ -454,6 +458,8 @@ RunResult Run::train() {
 }
 
 RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task) {
+  if (validate(config).empty() && !is_here(parse_device(config.device)))
+    memory_of(parse_device(config.device));  // says why there is none, before anything is read
   return Run(config, progress, make_task).train();
 }
 

@@ -24,6 +24,8 @@ list=(
   'attention-backward-one|attention_backward on CUDA: a token that sees*'   # 64 to 512: narrow and wide
   'attention-backward|attention_backward on CUDA: any number of tokens'
   'attention-backward-wide|attention_backward on CUDA: bf16 at head*'       # windows, trees, softcap
+  'decode|attention_decode on CUDA: every width*'
+  'matvec|weight_matvec: rows of interleaved heads*'
   'head|linear_cross_entropy on cuda: peaked rows*'                         # head_sm90, by rows
   'head-blocks|linear_cross_entropy on cuda: skipping by blocks*'
 )

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "ops/attention/attention_decode.cuh"
+#include "ops/common/mma.cuh"
 
 namespace sluice::cuda::decode {
 
@@ -35,42 +36,11 @@ template <class T>
 __device__ inline T& tile_at(uint32_t at) {
   return *reinterpret_cast<T*>(tiles_shared + at);
 }
-template <bool transposed>
-__device__ inline void load_matrices(uint32_t at, uint32_t (&r)[4]) {
-  if constexpr (transposed)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(tile_address(at))
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(tile_address(at))
-                 : "memory");
-}
 __device__ inline uint32_t transpose_matrix(uint32_t a) {
   uint32_t d;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
   return d;
 }
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ inline void wait_for_kernels_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-__device__ inline void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 // A split, for a kv head and some of its query heads.
 struct TileItem {
   const __nv_bfloat16 *k, *v;  // the kv head's columns of row 0
@@ -131,10 +101,8 @@ __global__ __launch_bounds__(tile_threads, 1) void decode_tiles_kernel(const __g
         const int r = copy_step * step_rows + lane / pieces + j * rows_at_once;
         int row = copied.first + min(r, copied.rows - 1);
         if (copied.ring > 0 && row >= copied.ring) row -= copied.ring;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + j * rows_at_once * P::stride),
-                     "l"(cache + row * stride),
-                     "r"(r < copied.rows ? 16 : 0)  // rows past the last are zeros
-                     : "memory");
+        // Rows past the last are zeros.
+        copy_async_part_16(to + j * rows_at_once * P::stride, cache + row * stride, r < copied.rows ? 16 : 0);
       }
       if (++copy_unit == 2 * P::units) {
         copy_unit = 0;
@@ -146,11 +114,11 @@ __global__ __launch_bounds__(tile_threads, 1) void decode_tiles_kernel(const __g
         }
       }
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    copy_commit();
   };
   int stage = 0;
   const auto next_unit = [&] {  // where it lies
-    asm volatile("cp.async.wait_group %0;" ::"n"(P::stages - 2) : "memory");
+    copy_wait<P::stages - 2>();
     __syncwarp();
     copy_next(stage == 0 ? P::stages - 1 : stage - 1);
     const uint32_t at = ring + stage * P::unit_bytes;
@@ -218,15 +186,15 @@ __global__ __launch_bounds__(tile_threads, 1) void decode_tiles_kernel(const __g
 #pragma unroll
         for (int i = 0; i < P::width / 32; ++i) {
           uint32_t a[2][4];
-          load_matrices<false>(keys + i * 64, a[0]);
-          load_matrices<false>(keys + i * 64 + 32, a[1]);
+          ldmatrix_x4(tile_address(keys + i * 64), a[0]);
+          ldmatrix_x4(tile_address(keys + i * 64 + 32), a[1]);
 #pragma unroll
           for (int part = 0; part < 3; ++part) {
             if (part >= q_parts) break;
             uint32_t b[4];
-            load_matrices<false>(q_at + part * tile_heads * P::q_stride + i * 64, b);
-            multiply_add(dots[part], a[0], b[0], b[1]);
-            multiply_add(dots[part], a[1], b[2], b[3]);
+            ldmatrix_x4(tile_address(q_at + part * tile_heads * P::q_stride + i * 64), b);
+            mma_16x8x16(dots[part], a[0], b[0], b[1]);
+            mma_16x8x16(dots[part], a[1], b[2], b[3]);
           }
         }
 #pragma unroll
@@ -268,11 +236,11 @@ __global__ __launch_bounds__(tile_threads, 1) void decode_tiles_kernel(const __g
 #pragma unroll
         for (int i = 0; i < P::width / 16; ++i) {
           uint32_t a[4];
-          load_matrices<true>(values + i * 32, a);
+          ldmatrix_x4<true>(tile_address(values + i * 32), a);
           float c[4] = {};
 #pragma unroll
           for (int part = 2; part >= 0; --part) {
-            if (part < p_parts) multiply_add(c, a, b[part][0], b[part][1]);
+            if (part < p_parts) mma_16x8x16(c, a, b[part][0], b[part][1]);
           }
           float(&sums)[4] = acc[u * (P::width / 16) + i];
 #pragma unroll

@@ -20,6 +20,7 @@
 #include <atomic>
 
 #include "ops/common/cuda_utils.cuh"
+#include "ops/common/mma.cuh"
 #include "ops/common/sm90.cuh"
 
 namespace sluice::cuda {
@@ -121,7 +122,8 @@ __device__ inline void cluster_sync() {
 // Kernels of one stream may be launched while the one before still runs; what it wrote is there after this.
 __device__ inline void wait_for_previous_kernel() {
 #ifdef SLUICE_SM90A
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  wait_for_kernels_before();
+  launch_dependents();
 #endif
 }
 
@@ -496,12 +498,6 @@ struct LinearEpilogue {
     for (int i = 0; i < 8; ++i) {
       if (i < count) *reinterpret_cast<uint16_t*>(to + i) = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
     }
-  }
-  __device__ static void ldmatrix_x4(uint32_t address, uint32_t (&r)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
   }
 };
 

@@ -126,13 +126,13 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
       for (int k = 0; k < slab_cols / 16; ++k) {
         uint32_t w[4];
-        load_matrices<false>(w, at(tile + x_bytes, lane % 8 + 8 * (lane / 8 % 2), 2 * k + lane / 16));
+        ldmatrix_x4(at(tile + x_bytes, lane % 8 + 8 * (lane / 8 % 2), 2 * k + lane / 16), w);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           uint32_t x[4];
-          load_matrices<false>(x, at(tile, 32 * warp + 16 * i + lane % 8 + 8 * (lane / 16), 2 * k + lane / 8 % 2));
+          ldmatrix_x4(at(tile, 32 * warp + 16 * i + lane % 8 + 8 * (lane / 16), 2 * k + lane / 8 % 2), x);
 #pragma unroll
-          for (int h = 0; h < 2; ++h) multiply(sums + 8 * i + 4 * h, w, x[2 * h], x[2 * h + 1]);
+          for (int h = 0; h < 2; ++h) mma_16x8x16(sums + 8 * i + 4 * h, w, x[2 * h], x[2 * h + 1]);
         }
       }
     };
@@ -170,9 +170,9 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
     for (int k = 0; k < rows / 32; ++k) {
       uint32_t x[4];
-      load_matrices<true>(x, at(tile, 32 * k + lane, half_warp));
+      ldmatrix_x4<true>(at(tile, 32 * k + lane, half_warp), x);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) multiply(d[2 * (k % 2) + h], other[2 * k + h], x[2 * h], x[2 * h + 1]);
+      for (int h = 0; h < 2; ++h) mma_16x8x16(d[2 * (k % 2) + h], other[2 * k + h], x[2 * h], x[2 * h + 1]);
     }
     col += 8 * half_warp;
     if (col >= s.cols) return;

@@ -79,12 +79,11 @@ __global__ void __launch_bounds__(threads, 1)
                        w_slab = shared_address(at_tile + forward_slabs * x_bytes + s * w_slab_bytes);
         uint32_t x[2][4], w[4][4];
 #pragma unroll
-        for (int k = 0; k < 2; ++k) load_matrices<false>(x[k], at(x_slab, line, 4 * k + lane / 8));
+        for (int k = 0; k < 2; ++k) ldmatrix_x4(at(x_slab, line, 4 * k + lane / 8), x[k]);
 #pragma unroll
-        for (int k = 0; k < 4; ++k)
-          load_matrices<false>(w[k], at(w_slab, lane % 8 + 8 * (lane / 8 % 2), 2 * k + lane / 16));
+        for (int k = 0; k < 4; ++k) ldmatrix_x4(at(w_slab, lane % 8 + 8 * (lane / 8 % 2), 2 * k + lane / 16), w[k]);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) multiply(sum, w[k], x[k / 2][k % 2 * 2], x[k / 2][k % 2 * 2 + 1]);
+        for (int k = 0; k < 4; ++k) mma_16x8x16(sum, w[k], x[k / 2][k % 2 * 2], x[k / 2][k % 2 * 2 + 1]);
       }
       if (--rest == 0) {
         tree.add(range++, sum);

@@ -20,6 +20,7 @@
 #include <array>
 #include <atomic>
 
+#include "ops/common/mma.cuh"
 #include "ops/common/sm90.cuh"
 #include "ops/common/write.h"
 #include "ops/gemm/gemm_sm90.cuh"
@@ -110,27 +111,6 @@ struct Tree {
   }
 };
 
-template <bool transposed>
-__device__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
-  if constexpr (transposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-  }
-}
-// d [16, 8] += a [16, 16] b [16, 8]
-__device__ inline void multiply(float* d, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 // 16 bytes `chunk` of a line of a slab.
 __device__ inline uint32_t at(uint32_t slab, int line, int chunk) {
   return slab + line * 128 + ((chunk ^ (line & 7)) << 4);

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "ops/common/mma.cuh"
+
 namespace sluice::cuda::tiles {
 
 constexpr int tile_rows = 16, chunk_cols = 256, most_columns = 8, most_warps = 16;
@@ -38,30 +40,9 @@ __device__ inline void copy_async(uint32_t to, const uint8_t* from) {
 // The first `count` bytes; the rest are zeros.
 template <int bytes>
 __device__ inline void copy_async_part(uint32_t to, const uint8_t* from, int count) {
-  if constexpr (bytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address(to)), "l"(from), "r"(count) : "memory");
+  if constexpr (bytes == 16) copy_async_part_16(address(to), from, count);
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address(to)), "l"(from), "r"(count) : "memory");
-}
-__device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending>
-__device__ inline void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-// Four 8x8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ inline void load_matrices(uint32_t at, uint32_t (&r)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address(at))
-               : "memory");
-}
-__device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                    uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ inline void multiply_add_8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
@@ -69,18 +50,6 @@ __device__ inline void multiply_add_8(float (&c)[4], uint32_t a0, uint32_t a1, u
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(b0));
 }
-// Programmatic dependent launch: the next kernel may start; wait until those before are complete.
-__device__ inline void launch_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ inline void wait_for_kernels_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 __device__ inline uint32_t multiply_bf16(uint32_t pair, uint32_t by) {
   const __nv_bfloat162 product =
       __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&pair), *reinterpret_cast<const __nv_bfloat162*>(&by));
@@ -130,7 +99,7 @@ __device__ inline void add_scaled(float (&acc)[4], const float (&scale)[2], cons
 // a1; the sums are three bf16 that add up.
 __device__ inline void add_offsets(float (&acc)[4], uint32_t a0, uint32_t a1, uint4 sums) {
   multiply_add_8(acc, a0, a1, sums.z);
-  multiply_add(acc, a0, a1, a0, a1, sums.x, sums.y);
+  mma_16x8x16(acc, a0, a1, a0, a1, sums.x, sums.y);
 }
 // The same for pairs of f16, which two bf16 hold exactly.
 __device__ inline void add_half_offsets(float (&acc)[4], uint32_t a0, uint32_t a1, uint4 sums) {
@@ -150,7 +119,7 @@ __device__ inline void add_half_offsets(float (&acc)[4], uint32_t a0, uint32_t a
 // x.
 __device__ inline void multiply_masked(float (&c)[4], uint32_t w0, uint32_t w1, uint32_t mask, uint32_t b0,
                                        uint32_t b1) {
-  multiply_add(c, w0 & mask, w1 & mask, w0 >> 8 & mask, w1 >> 8 & mask, b0, b1);
+  mma_16x8x16(c, w0 & mask, w1 & mask, w0 >> 8 & mask, w1 >> 8 & mask, b0, b1);
 }
 
 // The same of signed bytes, to which 128 is added.
@@ -160,7 +129,7 @@ __device__ inline uint32_t unsigned_bytes(uint32_t w) {  // (w ^ 0x80808080) & b
   return d;
 }
 __device__ inline void multiply_signed(float (&c)[4], uint32_t w0, uint32_t w1, uint32_t b0, uint32_t b1) {
-  multiply_add(c, unsigned_bytes(w0), unsigned_bytes(w1), unsigned_bytes(w0 >> 8), unsigned_bytes(w1 >> 8), b0, b1);
+  mma_16x8x16(c, unsigned_bytes(w0), unsigned_bytes(w1), unsigned_bytes(w0 >> 8), unsigned_bytes(w1 >> 8), b0, b1);
 }
 
 // ---- Formats
@@ -220,12 +189,12 @@ struct Affine {
         const int q = 2 * pair + u;
         const auto b = read<uint4>(k.x + q * 64);
         if constexpr (bits == 4) {
-          if (u == 0) load_matrices(at + q * 16, r);
+          if (u == 0) ldmatrix_x4(address(at + q * 16), r);
           const uint32_t w0 = r[2 * u], w1 = r[2 * u + 1], v0 = w0 >> 8, v1 = w1 >> 8;
-          multiply_add(c, w0 & nibbles, w1 & nibbles, w0 & high_nibbles, w1 & high_nibbles, b.x, b.y);
-          multiply_add(c, v0 & nibbles, v1 & nibbles, v0 & high_nibbles, v1 & high_nibbles, b.z, b.w);
+          mma_16x8x16(c, w0 & nibbles, w1 & nibbles, w0 & high_nibbles, w1 & high_nibbles, b.x, b.y);
+          mma_16x8x16(c, v0 & nibbles, v1 & nibbles, v0 & high_nibbles, v1 & high_nibbles, b.z, b.w);
         } else {
-          load_matrices(at + q * 32, r);
+          ldmatrix_x4(address(at + q * 32), r);
           multiply_masked(c, r[0], r[1], bytes, b.x, b.y);
           multiply_masked(c, r[2], r[3], bytes, b.z, b.w);
         }
@@ -274,13 +243,13 @@ struct Q45K {
     const KHeader head0(read<uint4>(row)), head1(read<uint4>(row + 8 * chunk_bytes));
     const uint32_t at = k.rows + (l.lane & 15) * chunk_bytes + (l.lane >> 4) * 16;
     uint32_t fifths[4];
-    if constexpr (five) load_matrices(at + 16, fifths);
+    if constexpr (five) ldmatrix_x4(address(at + 16), fifths);
     float sum[4] = {}, minimum[4] = {};
     add_offsets(minimum, head0.minima_of(l.t), head1.minima_of(l.t), read<uint4>(k.sums));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t r[4];
-      load_matrices(at + (five ? 48 : 16) + 32 * i, r);
+      ldmatrix_x4(address(at + (five ? 48 : 16) + 32 * i), r);
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const int s = 2 * i + high;
@@ -457,9 +426,9 @@ struct Q6K {
       }
       const auto b = read<uint4>(k.sums), b2 = read<uint4>(k.sums + 16);
       multiply_add_8(sum, 0x00800080U, 0x00800080U, b2.z);
-      multiply_add(sum, a[0][0], a[0][1], a[1][0], a[1][1], b2.x, b2.y);
-      multiply_add(sum, a[0][0], a[0][1], a[1][0], a[1][1], b.z, b.w);
-      multiply_add(sum, a[0][0], a[0][1], a[1][0], a[1][1], b.x, b.y);
+      mma_16x8x16(sum, a[0][0], a[0][1], a[1][0], a[1][1], b2.x, b2.y);
+      mma_16x8x16(sum, a[0][0], a[0][1], a[1][0], a[1][1], b.z, b.w);
+      mma_16x8x16(sum, a[0][0], a[0][1], a[1][0], a[1][1], b.x, b.y);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

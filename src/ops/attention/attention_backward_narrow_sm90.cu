@@ -308,27 +308,6 @@ __global__ void __launch_bounds__(threads, 1)
 #endif
 }
 
-// [rows, heads, head_dim] in boxes of 32 numbers of 64 rows.
-CUtensorMap float_map(const float* data, int64_t rows, int64_t heads, int64_t head_dim) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-               "looking up cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  CUtensorMap map;
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(head_dim), static_cast<cuuint64_t>(heads),
-                               static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(head_dim) * 4, static_cast<cuuint64_t>(heads * head_dim) * 4};
-  const cuuint32_t box[3] = {32, 1, 64}, steps[3] = {1, 1, 1};
-  const CUresult status = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(data), sizes, strides,
-                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  check(status == CUDA_SUCCESS, ErrorCode::device, "attention_backward: describing dq to the copy engine");
-  return map;
-}
-
 // Where key blocks are few, the query heads of a K/V head are shared out among this many CTAs: enough that the longest takes a small part of what
 // one of 132 multiprocessors has to do, and that few wait for one another at the start.
 int splits_of(int64_t num_tokens, int64_t num_heads, int64_t num_kv_heads) {
@@ -346,9 +325,9 @@ void launch(const Context& ctx, const BackwardArgs& args, int* scratch) {
                         .k = tensor_map_heads(args.k, N, K, D, backward_block),
                         .v = tensor_map_heads(args.v, N, K, D, backward_block),
                         .do_ = tensor_map_heads(args.do_, N, H, D, Narrow<D>::queries),
-                        .dq = float_map(args.dq, N, H, D),
-                        .dk = float_map(args.dk, N, K, D),
-                        .dv = float_map(args.dv, N, K, D)};
+                        .dq = tensor_map_heads_f32(args.dq, N, H, D, 64),
+                        .dk = tensor_map_heads_f32(args.dk, N, K, D, 64),
+                        .dv = tensor_map_heads_f32(args.dv, N, K, D, 64)};
   const int64_t blocks = args.padded / backward_block, steps = ceil_div(N, Narrow<D>::queries);
   Turns turns{.cta = scratch, .num_steps = static_cast<int>(steps)};
   turns.keys = turns.cta + 1, turns.queries = turns.keys + 2 * blocks * K;

@@ -29,6 +29,8 @@ CUtensorMap tensor_map(const void* data, int64_t rows, int64_t cols, int64_t str
 // The same with heads: [rows, heads, head_dim], head h at + h * head_dim; coordinates {column in head, head, row}.
 CUtensorMap tensor_map_heads(const void* data, int64_t rows, int64_t heads, int64_t head_dim, int box_rows,
                              int box_cols = 64);
+// Of floats, in boxes of box_rows x 32 (one swizzled row).
+CUtensorMap tensor_map_heads_f32(const float* data, int64_t rows, int64_t heads, int64_t head_dim, int box_rows);
 
 __device__ inline uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 

@@ -33,7 +33,9 @@ std::vector<DeviceInfo> cuda_devices() {
 }
 
 bool is_here(Device device) {
-  return device.type == DeviceType::cpu || device.index < static_cast<int>(cuda_devices().size());
+  if (device.type == DeviceType::cpu) return true;
+  static const auto count = entry<int (*)()>("device_count");
+  return device.index < count();
 }
 
 DeviceMemory memory_of(Device device) {

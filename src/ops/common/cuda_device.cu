@@ -97,8 +97,14 @@ const DeviceFacts& facts_of(const Context& ctx) {
 
 namespace cuda = sluice::cuda;
 
+SLUICE_EXPORT int sluice_cuda_device_count() { return cuda::count_devices(); }
+
+// The device that is current stays so: facts() remembers it.
 SLUICE_EXPORT void sluice_cuda_devices(std::vector<sluice::DeviceInfo>& devices) {
   const int count = cuda::count_devices();
+  if (count == 0) return;
+  int current = 0;
+  cuda::check_cuda(cudaGetDevice(&current), "asking for the current CUDA device");
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
     cuda::check_cuda(cudaGetDeviceProperties(&properties, i), "asking a CUDA device what it is");
@@ -116,6 +122,7 @@ SLUICE_EXPORT void sluice_cuda_devices(std::vector<sluice::DeviceInfo>& devices)
     cuda::check_cuda(cudaRuntimeGetVersion(&info.runtime_version), "asking for CUDA's version");
     devices.push_back(std::move(info));
   }
+  cuda::check_cuda(cudaSetDevice(current), "choosing a CUDA device");
 }
 
 SLUICE_EXPORT void sluice_cuda_memory(int device, sluice::DeviceMemory& memory) {

@@ -81,15 +81,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (w && !again) tma_load(to + x_bytes, is_wide ? &map_w_wide : &map_w_narrow, full, col, 0);
   };
   const auto issue = [&](int i) { issue_parts(i, true, true); };
-  if (thread == 0) {
-    ring.init();
-    for (int i = 0; i < min(early_tiles, total); ++i) issue_parts(i, true, false);
-  }
-  __syncthreads();
-  gemm_sm90_detail::wait_for_previous_kernel();
-  if (thread == 0) {
-    for (int i = 0; i < min(stages, total); ++i) issue_parts(i, i >= early_tiles, true);
-  }
+  ring.start(total, issue_parts);
 
   const auto begin_tile = [&](const Side& s, int slab) {
     Mask<rows, 1, threads> mask;

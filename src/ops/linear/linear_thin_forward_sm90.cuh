@@ -49,15 +49,7 @@ __global__ void __launch_bounds__(threads, 1)
     }
   };
   const auto issue = [&](int i) { issue_parts(i, true, true); };
-  if (thread == 0) {
-    ring.init();
-    for (int i = 0; i < min(early_tiles, tiles); ++i) issue_parts(i, true, false);
-  }
-  __syncthreads();
-  gemm_sm90_detail::wait_for_previous_kernel();
-  if (thread == 0) {
-    for (int i = 0; i < min(stages, tiles); ++i) issue_parts(i, i >= early_tiles, true);
-  }
+  ring.start(tiles, issue_parts);
 
   const int part = warp / part_warps, line = 8 * (warp % part_warps) + lane % 8;
   float sum[4] = {};

@@ -132,6 +132,20 @@ struct Ring {
     }
     barrier_init_fence();
   }
+  // Begins the loads of the first tiles: `issue_parts(tile, of X, of its weights)`, by thread 0. What the kernels before wrote
+  // is there after this; X of the first tiles is asked for before.
+  template <class IssueParts>
+  __device__ void start(int total, const IssueParts& issue_parts) const {
+    if (threadIdx.x == 0) {
+      init();
+      for (int i = 0; i < min(early_tiles, total); ++i) issue_parts(i, true, false);
+    }
+    __syncthreads();
+    gemm_sm90_detail::wait_for_previous_kernel();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < min(stages, total); ++i) issue_parts(i, i >= early_tiles, true);
+    }
+  }
   template <class Issue>
   __device__ int begin_tile(int total, const Issue& issue) {
     if (threadIdx.x == 0 && next > 0 && next - 1 + stages < total) {

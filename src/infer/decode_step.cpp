@@ -1,18 +1,25 @@
 #include "infer/decode_step.h"
 
+#include <algorithm>
+#include <optional>
+#include <utility>
+
 #include "core/device.h"
 #include "ops/activation/activation.h"
+#include "ops/attention/attention_append.h"
 #include "ops/common/copy.h"
 #include "ops/dora/dora.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/quant/projections.h"
 #include "ops/quant/quant.h"
 #include "ops/rmsnorm/rmsnorm.h"
-#include "ops/rope/rope.h"
 #include "ops/rows/rows.h"
 
 namespace sluice {
 
 namespace {
+
+constexpr int64_t most_layers_of_graph = 8;
 
 Weight as_weight(const Tensor& matrix) {
   return {.format = WeightFormat::f32,
@@ -30,15 +37,51 @@ class DecodeStep {
     tables_ = model.rope_tables(ctx, positions);
   }
 
-  // y = [magnitude / norm *] (x W^T + scale * (x A^T) B^T) + bias
-  void linear(const LoraLinear& l, Tensor x, Tensor y) {
-    weight_matvec(ctx_, {.weight = l.weight, .x = x, .y = y});
-    add_adapter(adapter_.lora(l.layer, l.module), x, y);
-    for (int64_t b = 0; b < B_ && !l.bias.empty(); ++b) {
-      Tensor bias = l.bias;
-      bias.shape = {1, l.bias.shape[0]};
-      scale_into(ctx_, {.x = bias, .y = y.rows(b, 1), .write = Write::add});
+  struct Output {
+    const LoraLinear* linear;
+    Tensor y;
+  };
+  bool is_plain(const LoraLinear& l) const { return l.bias.empty() && adapter_.lora(l.layer, l.module).empty(); }
+
+  // y_i = [magnitude / norm *] (x W_i^T + scale * (x A_i^T) B_i^T) + bias, with a weight for a norm of norm(x).
+  void project(const std::vector<Output>& outputs, Tensor x, Tensor norm_weight = {}) {
+    ArenaScope scope(ctx_.arena);
+    Projections all{.x = x, .norm = norm_of(norm_weight)};
+    const bool adapted = std::any_of(outputs.begin(), outputs.end(), [&](const Output& o) {
+      return !adapter_.lora(o.linear->layer, o.linear->module).empty();
+    });
+    if (all.norm) {
+      const Tensor normed = scope.like(x);
+      if (adapted) {  // which reads it too
+        norm(x, norm_weight, normed);
+        all.x = normed;
+        all.norm.reset();
+      }
     }
+    for (const Output& o : outputs) all.parts.push_back({&o.linear->weight, o.y});
+    projections(ctx_, all);
+    for (const Output& o : outputs) {
+      const LoraLinear& l = *o.linear;
+      add_adapter(adapter_.lora(l.layer, l.module), all.x, o.y);
+      for (int64_t b = 0; b < B_ && !l.bias.empty(); ++b) {
+        Tensor bias = l.bias;
+        bias.shape = {1, l.bias.shape[0]};
+        scale_into(ctx_, {.x = bias, .y = o.y.rows(b, 1), .write = Write::add});
+      }
+    }
+  }
+
+  // x += [norm](linear(y))
+  void project_back(const LoraLinear& l, Tensor y, Tensor norm_weight, Tensor x) {
+    ArenaScope scope(ctx_.arena);
+    const Tensor out = scope.like(x);
+    if (!model_.config.post_norms && is_plain(l)) {
+      projections(ctx_, {.x = y, .parts = {{&l.weight, x}}, .write = Write::add});
+      return;
+    }
+    project({{&l, out}}, y);
+    if (model_.config.post_norms) add_norm(out, norm_weight, x);
+    else scale_into(ctx_, {.x = out, .y = x, .write = Write::add});
   }
 
   void add_adapter(const Lora& lora, Tensor x, Tensor y) {
@@ -57,27 +100,25 @@ class DecodeStep {
     const DecoderLayer& l = model_.layers[static_cast<size_t>(index)];
     attention(index, l, x);
     ArenaScope scope(ctx_.arena);
-    const int64_t F = l.config.intermediate_size;
-    Tensor f = scope.like(x), g = scope.tensor(DType::f32, {B_, F}), u = scope.like(g), m = scope.like(x);
-    norm(x, l.mlp_norm, f);
-    linear(l.gate, f, g);
-    linear(l.up, f, u);
-    gated_forward(ctx_, {.activation = model_.config.activation, .a = g, .b = u, .y = g});
-    linear(l.down, g, m);
-    add_back(m, l.post_mlp_norm, x);
+    Tensor g = scope.tensor(DType::f32, {B_, l.config.intermediate_size}), u = scope.like(g);
+    if (is_plain(l.gate) && is_plain(l.up)) {
+      projections(ctx_, {.x = x,
+                         .norm = norm_of(l.mlp_norm),
+                         .parts = {{&l.gate.weight, g}, {&l.up.weight, u}},
+                         .gate = model_.config.activation});
+    } else {
+      project({{&l.gate, g}, {&l.up, u}}, x, l.mlp_norm);
+      gated_forward(ctx_, {.activation = model_.config.activation, .a = g, .b = u, .y = g});
+    }
+    project_back(l.down, g, l.post_mlp_norm, x);
     if (!inputs.empty()) {
       const int64_t P = model_.config.per_layer_input_size;
       Tensor own = scope.tensor(DType::f32, {B_, P}), z = scope.like(own), p = scope.like(x);
       gather_columns(ctx_, {.x = inputs, .begin = index * P, .y = own});
-      linear(l.input_gate, x, z);
+      project({{&l.input_gate, z}}, x);
       gated_forward(ctx_, {.activation = model_.config.activation, .a = z, .b = own, .y = z});
-      linear(l.input_projection, z, p);
-      rmsnorm_forward(ctx_, {.x = p,
-                             .weight = l.post_input_norm,
-                             .residual = x,
-                             .y = x,
-                             .eps = model_.config.rms_norm_eps,
-                             .offset = model_.config.norm_offset});
+      project({{&l.input_projection, p}}, z);
+      add_norm(p, l.post_input_norm, x);
     }
     if (model_.config.layer_scalar) scale_into(ctx_, {.x = x, .y = x, .scale = l.scalar});
   }
@@ -89,44 +130,56 @@ class DecodeStep {
   }
 
  private:
-  // x += [norm](y)
-  void add_back(Tensor y, Tensor weight, Tensor x) {
-    if (model_.config.post_norms) {
-      rmsnorm_forward(ctx_, {.x = y,
-                             .weight = weight,
-                             .residual = x,
-                             .y = x,
-                             .eps = model_.config.rms_norm_eps,
-                             .offset = model_.config.norm_offset});
-    } else {
-      scale_into(ctx_, {.x = y, .y = x, .write = Write::add});
-    }
+  std::optional<Projections::Norm> norm_of(Tensor weight) const {
+    if (weight.empty()) return std::nullopt;
+    return Projections::Norm{.weight = weight, .eps = model_.config.rms_norm_eps, .offset = model_.config.norm_offset};
+  }
+
+  // x += norm(y)
+  void add_norm(Tensor y, Tensor weight, Tensor x) {
+    rmsnorm_forward(ctx_, {.x = y,
+                           .weight = weight,
+                           .residual = x,
+                           .y = x,
+                           .eps = model_.config.rms_norm_eps,
+                           .offset = model_.config.norm_offset});
   }
 
   void attention(int64_t index, const DecoderLayer& l, Tensor x) {
     ArenaScope scope(ctx_.arena);
     const LayerConfig& c = l.config;
-    Tensor a = scope.like(x), q = scope.tensor(DType::f32, {B_, c.num_heads * c.head_dim}), o = scope.like(q),
-           out = scope.like(x);
-    const Tensor table = tables_[static_cast<size_t>(c.rope)];
-    norm(x, l.input_norm, a);
-    linear(l.q, a, q);
-    turn(q, l.q_norm, c, table);
+    Tensor q = scope.tensor(DType::f32, {B_, c.num_heads * c.head_dim}), o = scope.like(q), k, v;
+    std::vector<Output> outputs = {{&l.q, q}};
+    std::vector<AttentionAppend::Row> rows;
     if (c.kv_donor < 0) {
-      Tensor k = scope.tensor(DType::f32, {B_, c.num_kv_heads * c.head_dim}), v = scope.like(k);
-      linear(l.k, a, k);
-      if (c.values_are_keys) scale_into(ctx_, {.x = k, .y = v});
-      else linear(l.v, a, v);
-      turn(k, l.k_norm, c, table);
-      if (model_.config.value_norm) head_norm(v, {}, c, {});
-      for (int64_t b = 0; b < B_; ++b) {
-        KvCache& cache = *caches_[static_cast<size_t>(b)];
-        const KvCache::Layer& kept = cache.layer(index);
-        const int64_t row = kept.row_of(cache.length());
-        scale_into(ctx_, {.x = k.rows(b, 1), .y = kept.kv.k.rows(row, 1)});
-        scale_into(ctx_, {.x = v.rows(b, 1), .y = kept.kv.v.rows(row, 1)});
+      k = v = scope.tensor(DType::f32, {B_, c.num_kv_heads * c.head_dim});
+      outputs.push_back({&l.k, k});
+      if (!c.values_are_keys) outputs.push_back({&l.v, v = scope.like(k)});
+      for (KvCache* cache : caches_) {
+        const KvCache::Layer& kept = cache->layer(index);
+        const int64_t row = kept.row_of(cache->length());
+        rows.push_back({.k = kept.kv.k.rows(row, 1), .v = kept.kv.v.rows(row, 1)});
       }
     }
+    project(outputs, x, l.input_norm);
+    const AttentionShape shape{.num_heads = c.num_heads,
+                               .num_kv_heads = c.num_kv_heads,
+                               .head_dim = c.head_dim,
+                               .scale = model_.config.attention_scale,
+                               .window = c.window,
+                               .softcap = model_.config.attention_softcap};
+    attention_append(ctx_, {.shape = shape,
+                            .rows = rows,
+                            .q = q,
+                            .k = k,
+                            .v = v,
+                            .table = tables_[static_cast<size_t>(c.rope)],
+                            .norm_qk = model_.config.qk_norm,
+                            .norm_v = model_.config.value_norm,
+                            .q_weight = l.q_norm,
+                            .k_weight = l.k_norm,
+                            .eps = model_.config.rms_norm_eps,
+                            .offset = model_.config.norm_offset});
     std::vector<AttentionDecode::Sequence> sequences;
     for (KvCache* cache : caches_) {
       const int64_t end = cache->length() + 1;
@@ -137,31 +190,8 @@ class DecodeStep {
                            .end = end,
                            .ring = kept.ring});
     }
-    const AttentionShape shape{.num_heads = c.num_heads,
-                               .num_kv_heads = c.num_kv_heads,
-                               .head_dim = c.head_dim,
-                               .scale = model_.config.attention_scale,
-                               .window = c.window,
-                               .softcap = model_.config.attention_softcap};
     attention_decode(ctx_, {.shape = shape, .sequences = sequences, .q = q, .o = o});
-    linear(l.o, o, out);
-    add_back(out, l.post_attention_norm, x);
-  }
-
-  // And RoPE, with a table.
-  void head_norm(Tensor x, Tensor weight, const LayerConfig& c, Tensor table) {
-    rmsnorm_forward(ctx_, {.x = x,
-                           .weight = weight,
-                           .table = table,
-                           .y = x,
-                           .groups = x.shape[1] / c.head_dim,
-                           .eps = model_.config.rms_norm_eps,
-                           .offset = weight.empty() ? 0 : model_.config.norm_offset});
-  }
-
-  void turn(Tensor x, Tensor weight, const LayerConfig& c, Tensor table) {
-    if (model_.config.qk_norm) head_norm(x, weight, c, table);
-    else rope(ctx_, {.x = x, .table = table, .y = x, .head_dim = c.head_dim});
+    project_back(l.o, o, l.post_attention_norm, x);
   }
 
   Context& ctx_;
@@ -187,9 +217,11 @@ void decode_step(Context& ctx, const Model& model, const Adapter& adapter, const
     u = scope.tensor(DType::f32, {B, model.config.num_layers * model.config.per_layer_input_size});
     model.layer_inputs(ctx, ids, x, u);
   }
-  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+  // The first graphs are short, so that the device begins early; the later ones long, since each begins with a pause.
+  for (int64_t begin = 0, end = 1; begin < model.config.num_layers;
+       begin = std::exchange(end, end + std::min(end, most_layers_of_graph))) {
     GraphCapture graph(ctx, B);
-    step.layer(l, x, u);
+    for (int64_t l = begin; l < std::min(end, model.config.num_layers); ++l) step.layer(l, x, u);
     graph.launch();
   }
   Tensor h = scope.like(x);

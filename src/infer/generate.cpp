@@ -105,7 +105,7 @@ struct Generator::Impl {
   };
 
   Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o)
-      : pool(p), model(m), options(o), arena(Arena::counting(m.device)) {
+      : pool(p), model(m), options(o), arena(Arena::counting(m.device)), host(Arena::counting(Device::cpu())) {
     take_caches();
     const int64_t held = arena.used();
     {
@@ -126,6 +126,9 @@ struct Generator::Impl {
     const int64_t for_adapter = 64 * options.max_sequences * (1 << 10) + (8 << 20);
     arena = Arena::allocate(model.device, arena.peak() + for_adapter);
     take_caches();
+    const int64_t count = options.max_sequences * model.config.vocab_size, bytes = count * size_of(DType::f32);
+    host = model.device.type == DeviceType::cuda ? Arena::pinned(bytes) : Arena::allocate(model.device, bytes);
+    host_logits = host.array<float>(count);
   }
 
   void take_caches() {
@@ -144,8 +147,9 @@ struct Generator::Impl {
   ThreadPool& pool;
   const Model& model;
   GeneratorOptions options;
-  Arena arena;
+  Arena arena, host;
   std::vector<KvCache> caches;
+  float* host_logits = nullptr;  // [max_sequences, V], which copies from the device reach at full speed
 };
 
 Generator::Generator(ThreadPool& pool, const Model& model, const GeneratorOptions& options)
@@ -162,7 +166,6 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
   ArenaScope scope(s.arena);
   const int64_t V = s.model.config.vocab_size;
   Tensor logits = scope.tensor(DType::f32, {s.options.max_sequences, V});
-  std::vector<float> host(static_cast<size_t>(s.options.max_sequences * V));
   std::vector<GenerateResult> results(requests.size());
   std::vector<KvCache*> free;
   for (KvCache& cache : s.caches) free.push_back(&cache);
@@ -199,10 +202,10 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
       Tensor row = logits.rows(0, 1);
       prefill(ctx, s.model, adapter, request.prompt, *r.cache, s.options.dtype, row);
       r.cache->set_length(static_cast<int64_t>(request.prompt.size()));
-      copy_to_host(ctx, {.tensor = row, .host = host.data()});
+      copy_to_host(ctx, {.tensor = row, .host = s.host_logits});
       results[waiting].prefill_seconds = seconds_since(start);
       ++waiting;
-      if (request.max_new_tokens > 0 && advance(r, {host.data(), static_cast<size_t>(V)})) {
+      if (request.max_new_tokens > 0 && advance(r, {s.host_logits, static_cast<size_t>(V)})) {
         free.pop_back();
         running.push_back(std::move(r));
       }
@@ -217,12 +220,12 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
     }
     Tensor rows = logits.rows(0, static_cast<int64_t>(running.size()));
     decode_step(ctx, s.model, adapter, tokens, caches, rows);
-    copy_to_host(ctx, {.tensor = rows, .host = host.data()});
+    copy_to_host(ctx, {.tensor = rows, .host = s.host_logits});
     const double spent = seconds_since(start);
     std::vector<Impl::Running> still;
     for (size_t i = 0; i < running.size(); ++i) {
       results[running[i].request].decode_seconds += spent;
-      if (advance(running[i], {host.data() + i * static_cast<size_t>(V), static_cast<size_t>(V)}))
+      if (advance(running[i], {s.host_logits + i * static_cast<size_t>(V), static_cast<size_t>(V)}))
         still.push_back(std::move(running[i]));
       else free.push_back(running[i].cache);
     }

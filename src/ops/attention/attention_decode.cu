@@ -13,6 +13,7 @@
 #include "ops/attention/attention_decode.cuh"
 #include "ops/attention/decode_tiles.cuh"
 #include "ops/common/cuda_utils.cuh"
+#include "ops/common/launch_early.cuh"
 
 namespace sluice::cuda {
 namespace {
@@ -384,23 +385,6 @@ void launch(const Context& ctx, const Table& table, const Shared& s, unsigned sp
   check_launch("attention_decode");
 }
 
-// A launch that may overlap the end of the kernel before it, for which the new one waits itself.
-template <class... Parameters, class... Arguments>
-void launch_early(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, int shared_bytes,
-                  Arguments... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream_of(ctx);
-  config.attrs = &attribute;
-  config.numAttrs = facts_of(ctx).hopper() ? 1 : 0;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "attention_decode");
-}
-
 template <int D>
 void launch_tiles(const Context& ctx, const Table& table, Shared s, int splits, int sequences) {
   static_assert(tile_threads == threads);
@@ -410,7 +394,8 @@ void launch_tiles(const Context& ctx, const Table& table, Shared s, int splits, 
   s.head_blocks = static_cast<int>(ceil_div(s.H / s.K, tile_heads));
   const TileItems items{.count = sequences * s.K * s.head_blocks * splits, .splits = splits};
   const int blocks = std::min(items.count, facts_of(ctx).num_multiprocessors);
-  launch_early(ctx, decode_tiles_kernel<D>, dim3(static_cast<unsigned>(blocks)), bytes, table, s, items);
+  launch_early(ctx, decode_tiles_kernel<D>, dim3(static_cast<unsigned>(blocks)), dim3(threads), bytes,
+               "attention_decode", table, s, items);
 }
 // Whether heads of this width have tiles and a block of them fits.
 bool has_tiles(const Context& ctx, int64_t D) {
@@ -466,7 +451,8 @@ void attention_decode(Context& ctx, const AttentionDecode& args) {
       if (count == 0) return;
       if (by_tiles) launch_tiles_for_width(ctx, table, shared, static_cast<int>(most), static_cast<int>(count));
       else launch<decltype(element)>(ctx, table, shared, static_cast<unsigned>(most), static_cast<unsigned>(count));
-      launch_early(ctx, combine_kernel, dim3(static_cast<unsigned>(H), static_cast<unsigned>(count)), 0, table, shared);
+      launch_early(ctx, combine_kernel, dim3(static_cast<unsigned>(H), static_cast<unsigned>(count)), dim3(threads), 0,
+                   "attention_decode", table, shared);
       count = most = 0;
       shared.wide_rows = true;
     };

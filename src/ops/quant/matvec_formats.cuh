@@ -6,11 +6,13 @@
 
 #include <cstdint>
 
+#include "ops/activation/activation.h"
 #include "ops/common/mma.cuh"
 
 namespace sluice::cuda::tiles {
 
-constexpr int tile_rows = 16, chunk_cols = 256, most_columns = 8, most_warps = 16;
+constexpr int tile_rows = 16, chunk_cols = 256, most_columns = 8;
+constexpr int most_warps = 16;
 constexpr int float_parts = 3;  // bf16 that add up to a float
 constexpr float x_unit = 0x1p80F,
                 sum_unit = 0x1p-53F;  // sum_unit: of code * 2^-133 * x * x_unit
@@ -61,19 +63,35 @@ __device__ inline float half_bits(uint32_t bits) {
 
 // ---- A product ------------------------------------------------------------------------------------------------------
 
-struct Product {
+// A matrix of a launch; all of a launch have one format, one count of columns and one size of groups.
+struct Matrix {
   const uint8_t *data, *scales, *biases;
-  int64_t row_bytes, scale_row_bytes;
-  int scale_bytes;                         // of a row's chunk: 4, 8 or 16
-  bool scales_whole;                       // every chunk's are there, at multiples of scale_bytes
-  int group_shift;                         // log2 of the group / 32
-  int rows, cols, chunks, num_x, columns;  // columns: num_x, or three times that
-  int k_warps, row_warps, rounds_at_once;
-  uint32_t x_at, x_plane, sums_at, sums_plane, ring_at, stage_bytes, partials_at;
-  uint32_t interleaved_head_dim;
-  const void* x;
   void* y;
+  int rows, first_tile;  // first_tile: of all tiles of the launch
+  uint32_t interleaved_head_dim;
+};
+constexpr int most_matrices = 3;
+
+struct Product {
+  Matrix matrices[most_matrices];  // those that are missing begin past the last tile
+  int64_t row_bytes, scale_row_bytes;
+  int scale_bytes;                          // of a row's chunk: 4, 8 or 16
+  bool scales_whole;                        // every chunk's are eight bytes at multiples of eight
+  int group_shift;                          // log2 of the group / 32
+  int cols, chunks, num_x, parts, columns;  // parts: bf16 that make a number of x; columns: num_x * parts
+  int tiles, units, units_at_once;          // a unit is a tile, gated one of each matrix
+  int k_warps, row_warps;
+  bool all_whole;                                             // no row ends within a chunk
+  int64_t tile_step, scale_tile_step;                         // bytes between a warp's tiles
+  uint32_t x_at, x_bytes, ring_at, stage_bytes, partials_at;  // x_bytes: of a warp
+  const void* x;
   bool x_bf16, y_bf16;
+  bool add;    // to y
+  bool gated;  // y = act(matrix 0 x) * (matrix 1 x)
+  Activation activation;
+  bool normed;               // x is normalised first
+  const float* norm_weight;  // may be null
+  float norm_eps, norm_offset;
 };
 
 // A lane's part of a tile: rows `row` and row + 8; four columns of each step of 16 and the columns 2 t, 2 t + 1 of
@@ -86,7 +104,8 @@ struct Chunk {
   uint32_t rows, scales;  // of the tile; stride as the format says
   uint32_t shift[2];      // of the rows `row` and row + 8, formats not aligned:
                           // where in its 16 bytes the chunk begins
-  uint32_t x, sums;       // this lane's
+  uint32_t sums;          // this lane's
+  uint4 x[8];             // of the groups of 32, this lane's
 };
 
 constexpr uint32_t nibbles = 0x000f000fU, high_nibbles = 0x00f000f0U, bytes = 0x00ff00ffU;
@@ -187,7 +206,7 @@ struct Affine {
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int q = 2 * pair + u;
-        const auto b = read<uint4>(k.x + q * 64);
+        const uint4 b = k.x[q];
         if constexpr (bits == 4) {
           if (u == 0) ldmatrix_x4(address(at + q * 16), r);
           const uint32_t w0 = r[2 * u], w1 = r[2 * u + 1], v0 = w0 >> 8, v1 = w1 >> 8;
@@ -254,7 +273,7 @@ struct Q45K {
       for (int high = 0; high < 2; ++high) {
         const int s = 2 * i + high;
         const uint32_t mask = high ? high_nibbles : nibbles;
-        const auto b = read<uint4>(k.x + s * 64);
+        const uint4 b = k.x[s];
         float c[4] = {};
         multiply_masked(c, r[0], r[1], mask, b.x, b.y);
         multiply_masked(c, r[2], r[3], mask, b.z, b.w);
@@ -308,7 +327,7 @@ struct Q8 {
       }
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
-        const auto b = read<uint4>(k.x + (2 * pair + block) * 64);
+        const uint4 b = k.x[2 * pair + block];
         const auto s = read<float2>(k.sums + (2 * pair + block) * 8);
         float c[4] = {s.x, s.y, s.x, s.y};
         const int first = block == 0 ? 1 : 4;
@@ -346,7 +365,7 @@ struct Q4 {
       }
 #pragma unroll
       for (int block = 0; block < 2; ++block) {
-        const auto b = read<uint4>(k.x + (2 * pair + block) * 64);
+        const uint4 b = k.x[2 * pair + block];
         const auto s = read<float2>(k.sums + (2 * pair + block) * 8);
         float c[4] = {s.x, s.y, s.x, s.y};
         multiply_masked(c, w[0][block], w[1][block], nibbles, b.x, b.y);
@@ -378,7 +397,7 @@ struct Q4Min {
     for (int q = 0; q < 8; ++q) {
       const auto d0 = read<uint32_t>(row0 + 20 * q), d1 = read<uint32_t>(row1 + 20 * q);
       const auto w0 = read<uint32_t>(row0 + 20 * q + 4 + 4 * l.t), w1 = read<uint32_t>(row1 + 20 * q + 4 + 4 * l.t);
-      const auto b = read<uint4>(k.x + q * 64);
+      const uint4 b = k.x[q];
       float c[4] = {};
       multiply_masked(c, w0, w1, nibbles, b.x, b.y);
       multiply_masked(c, w0, w1, high_nibbles, b.z, b.w);
@@ -450,7 +469,7 @@ struct Q6K {
 #pragma unroll
         for (int run = 0; run < 4; ++run) {
           const int q = (half * 2 + h) * 2 + run / 2;
-          const auto b = read<uint2>(k.x + q * 64 + (run & 1) * 8);
+          const uint2 b = run & 1 ? make_uint2(k.x[q].z, k.x[q].w) : make_uint2(k.x[q].x, k.x[q].y);
           float c[4] = {};
           multiply_masked(c, low[run & 1][0], low[run & 1][1], run < 2 ? nibbles : high_nibbles, b.x, b.y);
           const uint32_t by = run & 1 ? 0x40804080U : 0x41804180U;  // 4, 16: what the two bits' place lacks

@@ -8,9 +8,8 @@
 # TIMEOUT: seconds for one run (default 300). LOGS: where whole outputs go (default: a new folder in /tmp).
 # The tests' tensors lie in one allocation, so memcheck finds accesses that are misaligned, or outside shared memory or that
 # allocation, but not one just beside a tensor; racecheck looks at shared memory.
-# racecheck (CUDA 13.0) does not follow an mbarrier at which one lane arrives for its warp, even if no other lane has read: in the
-# attention kernels it reports consumers' reads of signals.tile, signals.block and ring.info against the producer's next write of that
-# word, which is ordered by the barrier `empty` between them.
+# racecheck (CUDA 13.0) does not follow an mbarrier at which one lane arrives for its warp, even if no other lane has read, nor, by what
+# it reported, a __syncthreads that warps reach by different code. The kernels avoid both, so what it reports is to be looked at.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,8 +21,7 @@ list=(
   'attention-forward|attention_forward*CUDA: what lies behind*'             # head dimensions 64, 128, 256 and the wide kernel, 512
   'attention-edges|attention_forward*CUDA: every length around*'
   'attention-backward-one|attention_backward on CUDA: a token that sees*'   # 64 to 512: narrow and wide
-  'attention-backward|attention_backward on CUDA: any number of tokens'
-  'attention-backward-wide|attention_backward on CUDA: bf16 at head*'       # windows, trees, softcap
+  'attention-backward|attention_backward on CUDA: any number of tokens'     # narrow and wide, causal and windows
   'decode|attention_decode on CUDA: every width*'
   'matvec|weight_matvec: rows of interleaved heads*'
   'head|linear_cross_entropy on cuda: peaked rows*'                         # head_sm90, by rows

@@ -103,6 +103,13 @@ TEST_CASE("attention_backward on CUDA: any number of tokens") {
     CAPTURE(N);
     check_backward(attention_problem(heads(2, 1, 64, 0.125F, N % 2 == 0 ? 0 : N / 2 + 1), Spans::one(N)), context);
   }
+  for (int64_t D : {256, 512}) {
+    for (int64_t N : {17, 257, 449}) {
+      CAPTURE(D);
+      CAPTURE(N);
+      check_backward(attention_problem(heads(2, 1, D, 0.06F, N == 257 ? 100 : 0), Spans::one(N)), context);
+    }
+  }
 }
 
 // dP and delta are the same sum in two orders, so what should be zero is their rounding, and plain loops happen to have none.

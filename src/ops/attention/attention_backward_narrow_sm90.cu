@@ -3,8 +3,9 @@
 // A CTA owns 128 keys of a K/V head: two warpgroups of 64 keys each, and a third whose warps copy and write dQ. It walks the blocks of queries
 // that see its keys, the last first, each with all its heads. In a step a warpgroup forms
 //   S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
-// with P and dS from registers, puts dS in shared memory, and of both warpgroups' dS its half of dQ^T = K^T dS^T, which a writing warp adds to
-// memory. S of the next step is queued before dQ is waited for, so that the tensor cores have work meanwhile.
+// with P and dS (times `scale`) from registers, puts dS in shared memory, and of both warpgroups' dS of the step before its half of
+// dQ^T = K^T dS^T, which a writing warp adds to memory. S of the next step is queued before dQ is waited for, so that the tensor cores have work
+// meanwhile. The warpgroups form P by turns: while one does, the other's products run. dQ comes a step late lest they wait for one another.
 //
 // Additions to a block of dQ are in the order of the keys: a turn, a number in memory, says which block of keys was added last, and a writer
 // waits for that of the block before its own. CTAs take blocks of keys from a counter, first keys first: who is waited for has started. A CTA
@@ -62,10 +63,49 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
     wgmma_commit();
   };
 
+  // Where a thread's parts of dS begin in their tile, and << 16 those of dQ: columns of dQ^T are rows of 32 numbers, their 16
+  // bytes swizzled. At D 64 there is no register to keep it.
+  const auto find_places = [&] {
+    const auto thread = static_cast<uint32_t>(thread_here());
+    const uint32_t lane = thread % 32, warp = thread / 32 % 4, row = warp * 16 + lane % 16, r = lane / 4, c = lane % 4;
+    const uint32_t ds = (row + half * 64) * 128 + ((lane / 16 ^ row % 8) << 4);
+    const uint32_t dq_row = warp / 2 * slab_bytes + c * 256;
+    return ds | (dq_row + (((warp % 2 * 4 + r / 4) ^ (2 * c)) << 4) + r % 4 * 4) << 16;
+  };
+  const uint32_t kept_places = D == 128 ? here(find_places()) : 0;
+  const auto places = [&] { return D == 128 ? kept_places : find_places(); };
+
   Turn turn;
   uint32_t ds_parity = 0, ds_buffer = 0;
   Turn dq_turn;
-  int writer = 0;
+  int writer = -1;  // the next to be given dQ; -1: the first dQ, of no step, is given to nobody
+  const auto multiply_dq = [&](int buffer) {  // dQ^T: 64 of D x 64 queries
+    const uint32_t keys = low_mn(tiles.k + (D == 128 ? half * 2 * slab_bytes : 0), 2 * slab_bytes),
+                   ds = low_mn(tiles.ds(buffer) + (D == 128 ? 0 : half * 2 * slab_bytes), 2 * slab_bytes);
+    forget(dq);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      wgmma_ss<64, Major::mn, Major::mn>(dq, descriptor(keys + k * 2048 / 16), descriptor(ds + k * 2048 / 16), k);
+    wgmma_commit();
+  };
+  const auto store_dq = [&] {
+    barrier_wait(&barriers.dq_empty[half][dq_turn.stage], dq_turn.parity ^ 1);
+    const uint32_t to = tiles.dq(half, dq_turn.stage) + (here(places()) >> 16);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const uint32_t at = (to ^ (e / 2 * 32) ^ (e % 2 * 16)) + e % 2 * 128;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) store_shared(at + j * 1024, dq[4 * j + e]);
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (leader && writer >= 0) barrier_arrive(&barriers.dq_full[half][writer]);
+    if (writer >= 0) dq_turn.template next<Sizes::dq_stages>();
+    if (++writer == writers) writer = 0;
+  };
+  const int to_form_p = 4 + half, other_forms_p = 5 - half;  // named barriers
+  if (half == 1) named_barrier_arrive(other_forms_p, 256);
   barrier_wait(&barriers.keys_full, 0);
   barrier_wait(&barriers.q.full[0], 0);
   int info = *static_cast<volatile int*>(&barriers.q.info[0]);
@@ -76,6 +116,7 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
     wgmma_fence_registers(s);
     barrier_wait(&barriers.do_.full[stage], turn.parity);
     multiply(dp, k_rows + Sizes::keys_bytes, tiles.do_(stage));
+    named_barrier_sync(to_form_p, 256);
     const bool masked = info % 2 == 0;
     uint32_t seen[halves];
     if (masked) {
@@ -132,6 +173,7 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma_rs<D, Major::mn>(dv, a[h][k], descriptor(gradients + (4 * h + k) * 2048 / 16));
       wgmma_commit();
+      if (h == halves - 1) named_barrier_arrive(other_forms_p, 256);
       if (h == 0) {
         wgmma_wait<1>();
         wgmma_fence_registers(dp);
@@ -148,7 +190,7 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
       for (int j = 8 * h; j < 8 * h + 8; ++j) {
         const float2 y = load_pair(delta + 32 * j);
 #pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] *= dp[i] - (i % 2 == 0 ? y.x : y.y);
+        for (int i = 4 * j; i < 4 * j + 4; ++i) s[i] *= fmaf(args.scale, dp[i], -args.scale * (i % 2 == 0 ? y.x : y.y));
       }
       if (masked) {
 #pragma unroll
@@ -157,9 +199,9 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
       pack_half(s, h, b[h]);
     }
 
+    barrier_wait(&barriers.ds_empty[ds_buffer], ds_parity ^ ds_buffer ^ 1);
     {  // slab h: rows of 64 queries
-      const int lane = thread_here() % 32, row = thread_here() / 32 % 4 * 16 + lane % 16 + half * 64;
-      const uint32_t to = tiles.ds(ds_buffer) + row * 128 + ((lane / 16 ^ row % 8) << 4);
+      const uint32_t to = tiles.ds(ds_buffer) + (here(places()) & 0xffff);
 #pragma unroll
       for (int h = 0; h < halves; ++h) {
 #pragma unroll
@@ -179,21 +221,10 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
       wgmma_commit();
     }
     wgmma_wait<1>();  // dV
-    if (leader) barrier_arrive(&barriers.do_.empty[stage]);
+    barrier_arrive(&barriers.do_.empty[stage]);
 
-    barrier_wait(&barriers.ds_full[ds_buffer], ds_parity);
-    {  // dQ^T: 64 of D x 64 queries
-      const uint32_t keys = low_mn(tiles.k + (D == 128 ? half * 2 * slab_bytes : 0), 2 * slab_bytes),
-                     ds = low_mn(tiles.ds(ds_buffer) + (D == 128 ? 0 : half * 2 * slab_bytes), 2 * slab_bytes);
-      forget(dq);
-      wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < 8; ++k)
-        wgmma_ss<64, Major::mn, Major::mn>(dq, descriptor(keys + k * 2048 / 16), descriptor(ds + k * 2048 / 16), k);
-      wgmma_commit();
-    }
-    ds_buffer ^= 1;
-    ds_parity ^= ds_buffer ^ 1;
+    barrier_wait(&barriers.ds_full[ds_buffer ^ 1], ds_parity ^ ds_buffer ^ 1);
+    multiply_dq(ds_buffer ^ 1);
 
     // Behind the last step these products are of whatever is there, and nobody reads them.
     turn.template next<Sizes::stages>();
@@ -202,27 +233,18 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
     multiply(s, k_rows, tiles.q(turn.stage));
     wgmma_wait<1>();  // dK and dQ
     wgmma_fence_registers(dq);
-    if (leader) barrier_arrive(&barriers.q.empty[stage]);
+    barrier_arrive(&barriers.q.empty[stage]);
 
-    barrier_wait(&barriers.dq_empty[half][dq_turn.stage], dq_turn.parity ^ 1);
-    {  // columns of dQ^T are rows of 32 numbers, their 16 bytes swizzled
-      const int lane = thread_here() % 32, warp = thread_here() / 32 % 4, r = lane / 4, c = lane % 4;
-      const uint32_t to = tiles.dq(half, dq_turn.stage) + warp / 2 * slab_bytes + c * 256 +
-                          (((warp % 2 * 4 + r / 4) ^ (2 * c)) << 4) + r % 4 * 4;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const uint32_t at = (to ^ (e / 2 * 32) ^ (e % 2 * 16)) + e % 2 * 128;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) store_shared(at + j * 1024, args.scale * dq[4 * j + e]);
-      }
-      fence_async_shared();
-      __syncwarp();
-      if (leader) barrier_arrive(&barriers.dq_full[half][writer]);
-      if (++writer == writers) writer = 0;
-    }
-    dq_turn.template next<Sizes::dq_stages>();
+    if (leader) barrier_arrive(&barriers.ds_empty[ds_buffer ^ 1]);
+    store_dq();
+    ds_buffer ^= 1, ds_parity ^= ds_buffer ^ 1;
   } while (info != info_end);
+  if (half == 0) named_barrier_sync(to_form_p, 256);  // the other's last arrival
+  barrier_wait(&barriers.ds_full[ds_buffer ^ 1], ds_parity ^ ds_buffer ^ 1);
+  multiply_dq(ds_buffer ^ 1);
   wgmma_wait<0>();
+  wgmma_fence_registers(dq);
+  store_dq();
   wgmma_fence_registers(dk);
   wgmma_fence_registers(dv);
   wgmma_fence_registers(s);
@@ -239,7 +261,7 @@ __device__ __forceinline__ void form(const BackwardArgs& args, const NarrowMaps&
       const uint32_t at = (to ^ (j % 4 * 32)) + j / 4 * slab_bytes;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        store_pair(at + r * 1024, args.scale * dk[4 * j + 2 * r], args.scale * dk[4 * j + 2 * r + 1]);
+        store_pair(at + r * 1024, dk[4 * j + 2 * r], dk[4 * j + 2 * r + 1]);
         store_pair(at + r * 1024 + sum_bytes, dv[4 * j + 2 * r], dv[4 * j + 2 * r + 1]);
       }
     }
@@ -276,7 +298,7 @@ __global__ void __launch_bounds__(threads, 1)
   if (threadIdx.x == 0) {
     barrier_init(&barriers.keys_full, 1);
     for (int i = 0; i < 2; ++i) {
-      barrier_init(&barriers.ds_full[i], 8);
+      barrier_init(&barriers.ds_full[i], 8), barrier_init(&barriers.ds_empty[i], 8);
       for (int j = 0; j < writers; ++j) barrier_init(&barriers.dq_full[i][j], 4);
       for (int j = 0; j < Sizes::dq_stages; ++j) barrier_init(&barriers.dq_empty[i][j], 1);
     }

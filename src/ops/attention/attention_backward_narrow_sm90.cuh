@@ -30,7 +30,7 @@ struct Narrow {
 template <int D>
 struct NarrowBarriers {
   Ring<Narrow<D>::stages> q, do_;
-  uint64_t keys_full, ds_full[2];
+  uint64_t keys_full, ds_full[2], ds_empty[2];
   uint64_t dq_full[2][writers], dq_empty[2][Narrow<D>::dq_stages];  // of a warpgroup
   int ticket;
 };

@@ -52,7 +52,7 @@ __device__ __forceinline__ void multiply_slabs(float (&d)[64], int begin, int en
       wgmma_ss<128, Major::k, Major::k>(d, descriptor_k(a + 32 * k), descriptor_k(b + 32 * k), slab + k);
     wgmma_commit();
     wgmma_wait<1>();
-    if (held >= 0 && threadIdx.x % 32 == 0) barrier_arrive(&ring.empty[held]);
+    if (held >= 0) barrier_arrive(&ring.empty[held]);
     held = turn.stage;
     turn.next<count>();
   }
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(threads, 1)
             const CUtensorMap* a = slab < slabs ? &maps.q : &maps.do_;
             const CUtensorMap* b = slab < slabs ? &maps.k : &maps.v;
             const int col = (slab < slabs ? slab : slab - slabs) * 64;
-            ring.info[turn.stage] = 2 * t + static_cast<int>((all >> bit) & 1);
+            if (slab == 0) ring.info[turn.stage] = 2 * t + static_cast<int>((all >> bit) & 1);
             barrier_expect_bytes(full, score_stage_bytes);
             tma_load_slab(to, a, full, col, head, row);
             tma_load_slab(to + slab_bytes, a, full, col, head, row + 64);
@@ -114,11 +114,12 @@ __global__ void __launch_bounds__(threads, 1)
   }
 
   registers_alloc<232>();
-  const int half = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  // By the shuffle ptxas sees that a warp agrees on it, and keeps what descriptors are made of in uniform registers.
+  const int half = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x / 128) - 1, 0);
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   while (true) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
-    __syncwarp();  // all lanes have read before one gives the stage back
     if (info < 0) break;
     const ScoreTile tile = score_tile(round, info / 2);
     const bool masked = info % 2 == 0;
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(threads, 1)
     }
     wgmma_wait<0>();
     wgmma_fence_registers(dp);
-    if (lane == 0) barrier_arrive(&ring.empty[held]);
+    barrier_arrive(&ring.empty[held]);
 #pragma unroll
     for (int pair = 0; pair < 8; ++pair) {
       float ds[8];
@@ -262,11 +263,9 @@ __device__ __forceinline__ bool multiply_tiles(float (&d)[Products<columns>::par
   Turn turn;
   int held = -1;
   bool any = false;
-  const bool leader = threadIdx.x % 32 == 0;
   while (true) {
     barrier_wait(&ring.full[turn.stage], turn.parity);
     const int info = *static_cast<volatile int*>(&ring.info[turn.stage]);
-    __syncwarp();  // all lanes have read before one gives the stage back
     if (info == info_end) break;
     if (P::blocks == 1 || ((info >> group) & 1) != 0) {
       any = true;
@@ -285,14 +284,12 @@ __device__ __forceinline__ bool multiply_tiles(float (&d)[Products<columns>::par
       }
       wgmma_commit();
       wgmma_wait<1>();
-      if (held >= 0 && leader) barrier_arrive(&ring.empty[held]);
+      if (held >= 0) barrier_arrive(&ring.empty[held]);
       held = turn.stage;
     } else {
       wgmma_wait<0>();
-      if (leader) {
-        if (held >= 0) barrier_arrive(&ring.empty[held]);
-        barrier_arrive(&ring.empty[turn.stage]);
-      }
+      if (held >= 0) barrier_arrive(&ring.empty[held]);
+      barrier_arrive(&ring.empty[turn.stage]);
       held = -1;
     }
     turn.template next<P::stages>();
@@ -382,7 +379,8 @@ __global__ void __launch_bounds__(threads, 1)
   }
 
   registers_alloc<232>();
-  const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+  const int group = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x / 128) - 1, 0);  // as in score_kernel
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   float d[P::parts][columns / 2];
 #pragma unroll
   for (int i = 0; i < P::parts; ++i) {

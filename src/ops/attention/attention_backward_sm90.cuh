@@ -64,7 +64,8 @@ __device__ __forceinline__ int thread_here() {
   return x;
 }
 
-// A ring of stages in shared memory, filled by one warp and read by two warpgroups, each of whose warps gives it back.
+// A ring of stages in shared memory, filled by one warp and read by two warpgroups. Every thread of theirs gives a
+// stage back: a lane for its warp would cost the same, and racecheck (CUDA 13.0) does not follow it.
 template <int count>
 struct Ring {
   uint64_t full[count], empty[count];
@@ -80,9 +81,9 @@ struct Turn {
 };
 // Its fence is barrier_init_fence() without waiting for global memory.
 template <int count>
-__device__ void init_ring(Ring<count>& ring) {
+__device__ void init_ring(Ring<count>& ring, int arrivals = threads - 128) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < count; ++i) barrier_init(&ring.full[i], 1), barrier_init(&ring.empty[i], 8);
+    for (int i = 0; i < count; ++i) barrier_init(&ring.full[i], 1), barrier_init(&ring.empty[i], arrivals);
 #ifdef SLUICE_SM90A
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif

@@ -23,7 +23,7 @@ constexpr int weights_bytes = wide_rows * 64 * 2;  // of one warpgroup
 struct Signals {
   uint64_t full[chunks], empty[chunks], q_full, q_empty;
   float row_values[2][wide_rows];  // of each warpgroup: maxima, and sums at last
-  KeyBlock block;                  // that the keys in the ring are of
+  int32_t block;                   // code of the KeyBlock that the keys in the ring are of
 };
 constexpr int wide_shared_bytes =
     q_bytes + chunks * chunk_bytes + 4 * weights_bytes + static_cast<int>(sizeof(Signals));
@@ -51,6 +51,25 @@ __device__ inline void tma_load_head_all(void* shared, const CUtensorMap* map, u
       "%4, %5}], [%2], %6;" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(col), "r"(head), "r"(row), "h"(ranks)
       : "memory");
+}
+
+// signals.block, written by one thread and read by lane 0 of a warp, the others getting nothing. Ordered by full[0] and
+// empty[0]; atomic besides, as racecheck (CUDA 13.0) does not follow an mbarrier at which a lane arrives for its warp.
+__device__ inline void write_word(int32_t* word, int32_t value) {
+  asm volatile("{.reg .b32 old; atom.relaxed.cta.shared.exch.b32 old, [%0], %1;}" ::"r"(shared_address(word)),
+               "r"(value)
+               : "memory");
+}
+__device__ inline int32_t read_word(const int32_t* word) {
+  int32_t value;
+  asm volatile(
+      "{.reg .pred first;\n"
+      "setp.eq.u32 first, %2, 0;\n"
+      "@first atom.relaxed.cta.shared.add.s32 %0, [%1], 0;}"
+      : "=r"(value)
+      : "r"(shared_address(word)), "r"(threadIdx.x % 32)
+      : "memory");
+  return value;
 }
 
 // The sets of tiles of a cluster: there and back, so that all get as much work where it falls from tile to tile.
@@ -109,7 +128,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
           for (int i = 0; i < chunks; ++i) {
             barrier_wait(&signals.empty[i], parity);
             if (lane == 0) {
-              if (i == 0) signals.block = block;
+              if (i == 0) write_word(&signals.block, block.code);
               barrier_expect_bytes(&signals.full[i], chunk_bytes);
               for (uint32_t half = rank; half < 2; half += size)
                 tma_load_head_all(ring + i * chunk_bytes + half * half_chunk, &k_map, &signals.full[i], 64 * i, kv_head,
@@ -190,12 +209,13 @@ __global__ void __launch_bounds__(wide_threads, 1)
         query[i] = plain ? TokenMask{token, 0, 1, 0} : p.mask.token(token);
       }
       SoftmaxRows rows;
+      int32_t word = 0;  // of the block, in lane 0
       KeyBlock block;
 
       // s += q k^T of 64 columns; those before are done.
       const auto multiply_keys = [&](int i) {
         barrier_wait(&signals.full[i], parity);
-        if (i == 0) block = signals.block;
+        if (i == 0) word = read_word(&signals.block);
         asm volatile("" : "+l"(q_operand), "+l"(k_operand));  // else the operands of all steps are kept in registers
         wgmma_fence();
 #pragma unroll
@@ -227,6 +247,8 @@ __global__ void __launch_bounds__(wide_threads, 1)
       // The tensor cores cut the sum off, towards zero, after every step: two shorter sums, added with rounding, err half as much.
       // Then the maxima over the block, of both warpgroups' scores.
       const auto raise_maxima = [&] {
+        // The walk ends by this number: where ptxas sees that warps do not diverge, descriptors stay in uniform registers.
+        block.code = __shfl_sync(0xffffffffU, word, 0);
 #pragma unroll
         for (int i = 0; i < 32; ++i) s[i] = __fadd_rn(s[i], upper[i]);
         if (capped) cap_scores(s, p.scale, p.softcap);

@@ -249,34 +249,41 @@ void attention_rows(Bench& b) {
   }
 }
 
-// Forward, and the backward of dx alone and of dx, dA and dB.
+// Forward, and the backward of dx alone and of dx, dA and dB, with what the forward keeps and without.
 void linear_case(Bench& b, WeightFormat format, int64_t in, int64_t out) {
   const int64_t N = b.options().tokens, R = b.options().rank;
   const std::string about = fmt::format("{} {} -> {}, {} rows", name_of(format), in, out, N);
   const std::string names[] = {"linear forward, base alone, " + about, "linear forward, adapted, " + about,
-                               "linear backward, base alone, " + about, "linear backward, adapted, " + about};
+                               "linear backward, base alone, " + about, "linear backward, adapted, " + about,
+                               "linear backward, adapted, x A^T formed again, " + about};
   b.group({std::begin(names), std::end(names)}, [&] {
     const Weight w = b.weight(format, out, in);
     const Tensor x = b.tensor(DType::bf16, {N, in}), y = b.zeros(DType::bf16, {N, out}),
                  dy = b.tensor(DType::bf16, {N, out}), dx = b.zeros(DType::bf16, {N, in});
     const Tensor la = b.tensor(DType::f32, {R, in}, 0.02F), lb = b.tensor(DType::f32, {out, R}, 0.02F),
-                 da = b.zeros(DType::f32, {R, in}), db = b.zeros(DType::f32, {out, R});
+                 da = b.zeros(DType::f32, {R, in}), db = b.zeros(DType::f32, {out, R}),
+                 xa = b.zeros(DType::bf16, {N, xa_columns(R)});
     const Work work{.flop = 2 * static_cast<double>(N) * static_cast<double>(in * out)};
     b.row(names[0], work, [&] { linear_forward(b.ctx, {.weight = w, .x = x, .y = y}); });
-    b.row(names[1], work,
-          [&] { linear_forward(b.ctx, {.weight = w, .lora_a = la, .lora_b = lb, .scale = 2, .x = x, .y = y}); });
-    b.row(names[2], work, [&] { linear_backward(b.ctx, {.weight = w, .dy = dy, .dx = dx}); });
-    b.row(names[3], work, [&] {
+    const auto forward = [&] {
+      linear_forward(b.ctx, {.weight = w, .lora_a = la, .lora_b = lb, .scale = 2, .x = x, .y = y, .xa = xa});
+    };
+    const auto backward = [&](const Tensor& kept) {
       linear_backward(b.ctx, {.weight = w,
                               .lora_a = la,
                               .lora_b = lb,
                               .scale = 2,
                               .x = x,
+                              .xa = kept,
                               .dy = dy,
                               .dx = dx,
                               .dlora_a = da,
                               .dlora_b = db});
-    });
+    };
+    b.row(names[1], work, forward);
+    b.row(names[2], work, [&] { linear_backward(b.ctx, {.weight = w, .dy = dy, .dx = dx}); });
+    b.row(names[3], work, [&] { backward(xa); });
+    b.row(names[4], work, [&] { backward({}); });
   });
 }
 

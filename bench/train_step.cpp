@@ -35,7 +35,7 @@ struct Options : bench::ModelChoice {
   bool longest = false;
   std::string level, head, offload;  // empty: the planner chooses, as with 0 below
   int64_t segment_size = 0, tile = 0, head_rows = 0;
-  int64_t tokens = 1024, rank = 16, memory_mib = 0, gemm = 0;
+  int64_t tokens = 1024, rank = 16, memory_mib = 0, host_memory_mib = 0, gemm = 0;
   int threads = 2, steps = 3;
 };
 
@@ -159,6 +159,7 @@ Json measure_step(const Options& options) {
   if (device.type == DeviceType::cuda) request.process_bytes = [=] { return held_before; };
   else request.process_bytes = [] { return status_bytes("VmRSS") - status_bytes("RssFile"); };
   request.budget_bytes = options.memory_mib << 20;
+  request.host_budget_bytes = options.host_memory_mib << 20;
   request.segment_size = options.segment_size;
   request.tile = options.tile;
   request.head_rows = options.head_rows;
@@ -240,6 +241,7 @@ int main(int argc, char** argv) {
   app.add_option("--head-rows", options.head_rows, "rows of the head at once; 0: the planner chooses");
   app.add_option("--offload", options.offload,
                  "true or false: inputs in pinned host memory; empty: the planner chooses");
+  app.add_option("--host-memory-mib", options.host_memory_mib, "most pinned host memory; 0: half of what is free");
   app.add_option("--threads", options.threads);
   app.add_option("--steps", options.steps, "measured, after one to warm up; 0: the first one is measured");
   app.add_flag("--longest", options.longest,

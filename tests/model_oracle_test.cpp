@@ -189,6 +189,17 @@ void check_plans(const std::string& name, int repeats, const std::vector<DType>&
       plan.offload = true;
       check_same(plan, 2);
     }
+    // Layers whose kept tensors wait in host memory: every one, every second, the first alone.
+    for (Level level : {Level::attention, Level::all}) {
+      for (int64_t every : {int64_t{1}, int64_t{2}, L}) {
+        CAPTURE(static_cast<int>(level));
+        CAPTURE(every);
+        Schedule plan = m.schedule(1, level);
+        plan.offload = true;
+        for (Segment& s : plan.segments) s.host = s.begin % every == 0;
+        check_same(plan, 2);
+      }
+    }
     for (int64_t rows : {1, 7, 1000}) {
       CAPTURE(rows);
       Schedule plan = m.schedule();

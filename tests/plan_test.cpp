@@ -3,6 +3,7 @@
 
 #include "core/device.h"
 #include "support/oracle_model.h"
+#include "train/plan_search.h"
 
 namespace sluice::test {
 
@@ -23,6 +24,24 @@ int64_t measured_peak(TestContext& ctx, OracleModel& m, const Spans& spans, cons
                      return 0.0;
                    });
   return ctx.arena.peak() - before;
+}
+
+// What the search adds up against priced steps: the arena to the byte, pinned memory within its budget. Returns how many layers of all candidates keep in host memory.
+int64_t check_search(const PlanRequest& request, int64_t host_budget) {
+  int64_t hosted = 0;
+  const Candidate* leaner = nullptr;
+  const std::vector<Candidate> found = search_schedules(request, host_budget);
+  for (const Candidate& c : found) {
+    CAPTURE(c.schedule.describe());
+    int64_t pinned = 0;
+    CHECK(c.step_bytes == price_step(request, c.schedule, request.train.front(), nullptr, &pinned));
+    CHECK(pinned <= host_budget);
+    if (leaner != nullptr) CHECK((c.step_bytes > leaner->step_bytes && c.cost < leaner->cost));
+    leaner = &c;
+    hosted +=
+        std::count_if(c.schedule.segments.begin(), c.schedule.segments.end(), [](const Segment& s) { return s.host; });
+  }
+  return hosted;
 }
 
 }  // namespace
@@ -59,11 +78,12 @@ TEST_CASE("plan: what the search adds up for a schedule is what the step is pric
                         .train = {shape},
                         .device = test_device(),
                         .segment_size = segment_size};
+    check_search(request, int64_t{1} << 30);
     for (const Plan& plan : candidate_plans(request)) {
       request.budget_bytes = plan.total_bytes();
       const Plan chosen = make_plan(request);  // the search takes its own sum for the budget, the plan the priced step
       CHECK(chosen.step_bytes == price_step(request, chosen.schedule, shape));
-      CHECK(chosen.step_bytes <= plan.step_bytes);
+      CHECK(chosen.total_bytes() <= plan.total_bytes());  // pinned memory is mapped at some bytes of the device's
       CHECK(chosen.relative_time <= plan.relative_time);
     }
   }
@@ -82,6 +102,17 @@ TEST_CASE("plan: a CUDA device need not be here to be planned for, with a budget
   PlanRequest request{.model = *m.model, .layout = m.adapter.layout, .train = {shape}, .device = Device::cuda()};
   CHECK_THROWS_WITH_AS(make_plan(request), doctest::Contains("give --memory"), Error);
   request.budget_bytes = int64_t{1} << 30;
+  // Long enough that a forward of attention outlasts the copies.
+  PlanRequest longer = request;
+  longer.train = {{Spans::one(200000), 300}};
+  for (const char* offload : {"", "true", "false"}) {
+    longer.offload = offload;
+    CHECK((check_search(longer, int64_t{1} << 40) > 0) == (longer.offload != "false"));
+    check_search(longer, int64_t{100} << 20);
+  }
+  longer.offload = "true";
+  longer.segment_size = 1;
+  CHECK_THROWS_WITH_AS(search_schedules(longer, 1000), doctest::Contains("give more host_memory"), Error);
   const Plan plan = make_plan(request);
   CHECK(plan.fits());
   CHECK(plan.weight_bytes == m.model->device_bytes());

@@ -6,8 +6,9 @@
 #include <fstream>
 
 #include "cli/command.h"
-#include "core/version.h"
 #include "core/device.h"
+#include "core/system_memory.h"
+#include "core/version.h"
 #include "ops/gemm/gemm.h"
 #include "train/plan.h"
 
@@ -48,11 +49,7 @@ void doctor() {
   fmt::print("instructions {}\n", cpu_flags());
   fmt::print("kernels      {}\n", detect_isa() == Isa::avx512 ? "AVX-512" : "AVX2");
   fmt::print("bf16 product {}\n", gemm_bf16_native() ? "native in oneDNN" : "operands widened to f32 (slower)");
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string line; std::getline(meminfo, line);) {
-    if (line.starts_with("MemAvailable:"))
-      fmt::print("memory       {} available\n", gib(std::stoll(line.substr(13)) * 1024));
-  }
+  fmt::print("memory       {} available\n", gib(available_memory()));
   try {
     const std::vector<DeviceInfo> devices = cuda_devices();
     if (devices.empty()) fmt::print("CUDA         the backend is here, the driver shows no device\n");

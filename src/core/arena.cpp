@@ -24,7 +24,8 @@ void Arena::Release::operator()(std::byte* p) const {
   switch (kind) {
     case Kind::mapped: munmap(p, static_cast<size_t>(bytes)); break;
     case Kind::device: device_free(device, p); break;
-    case Kind::pinned: pinned_free(p); break;
+    case Kind::pinned: pinned_free(p, bytes); break;
+    case Kind::part: break;
   }
 }
 
@@ -52,6 +53,15 @@ Arena Arena::allocate(Device device, int64_t capacity_bytes) {
 Arena Arena::pinned(int64_t capacity_bytes) {
   Arena arena(Device::cpu());
   arena.memory_ = {pinned_allocate(capacity_bytes), Release{Kind::pinned, Device::cpu(), capacity_bytes}};
+  arena.capacity_ = capacity_bytes;
+  return arena;
+}
+
+Arena Arena::part_of(Arena& whole, int64_t capacity_bytes) {
+  Arena arena(whole.device_);
+  std::byte* memory = whole.bytes(capacity_bytes);
+  if (whole.is_counting()) return arena;
+  arena.memory_ = {memory, Release{Kind::part, whole.device_, capacity_bytes}};
   arena.capacity_ = capacity_bytes;
   return arena;
 }

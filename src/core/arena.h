@@ -35,6 +35,8 @@ class Arena {
   static Arena allocate(Device device, int64_t capacity_bytes);
   // Host memory that a CUDA device reads and writes directly: what a step offloads, and staging.
   static Arena pinned(int64_t capacity_bytes);
+  // Bytes taken from `whole`, to be handed out, given back and handed out again; counting if `whole` is. Must not outlive them.
+  static Arena part_of(Arena& whole, int64_t capacity_bytes);
 
   Arena(Arena&&) = default;
   Arena& operator=(Arena&&) = default;
@@ -60,7 +62,7 @@ class Arena {
   }
 
  private:
-  enum class Kind : uint8_t { mapped, device, pinned };
+  enum class Kind : uint8_t { mapped, device, pinned, part };
   struct Release {
     Kind kind = Kind::mapped;
     Device device;

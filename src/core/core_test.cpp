@@ -2,13 +2,16 @@
 
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <string>
 
 #include "core/arena.h"
 #include "core/device.h"
 #include "core/rng.h"
 #include "core/spans.h"
+#include "core/system_memory.h"
 #include "core/thread_pool.h"
+#include "support/golden.h"
 
 namespace sluice {
 
@@ -34,6 +37,48 @@ TEST_CASE("arena: a full arena throws out_of_memory and stays usable") {
   Arena arena = Arena::allocate(Device::cpu(), 1024);
   CHECK_THROWS_AS(arena.bytes(2000), Error);
   CHECK_NOTHROW(arena.bytes(1024));
+}
+
+TEST_CASE("arena: a part hands out its bytes again and again, no others, and counts where the whole counts") {
+  Arena whole = Arena::allocate(Device::cpu(), 4096);
+  Arena part = Arena::part_of(whole, 1024);
+  std::byte* after = whole.bytes(256);
+  std::byte* first = part.bytes(512);
+  part.release(0);
+  CHECK(part.bytes(1024) == first);
+  CHECK(after == first + 1024);
+  CHECK_THROWS_AS(part.bytes(1), Error);
+  CHECK(whole.used() == 1280);
+  Arena counting = Arena::counting(Device::cpu());
+  Arena counted = Arena::part_of(counting, 1024);
+  CHECK(counted.is_counting());
+  CHECK(counting.peak() == 1024);
+}
+
+TEST_CASE("system memory: what is available is bounded by the machine and by each control group") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path root = folder.path();
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  CHECK(available_memory(root) == 0);
+  write("proc/meminfo", "MemTotal: 900000 kB\nMemAvailable:   500000 kB\n");
+  CHECK(available_memory(root) == 512000000);
+  write("proc/self/cgroup", "1:name=x:/\n0::/jobs/mine\n");
+  write("sys/fs/cgroup/jobs/mine/memory.max", "max\n");
+  write("sys/fs/cgroup/jobs/mine/memory.current", "1000\n");
+  CHECK(available_memory(root) == 512000000);
+  write("sys/fs/cgroup/jobs/memory.max", "300000000\n");
+  write("sys/fs/cgroup/jobs/memory.current", "200000000\n");
+  CHECK(available_memory(root) == 100000000);
+  write("sys/fs/cgroup/jobs/memory.stat", "anon 7\ninactive_file 50000000\nactive_file 9\n");
+  CHECK(available_memory(root) == 150000000);
+  write("sys/fs/cgroup/memory/memory.limit_in_bytes", "90000000\n");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "80000000\n");
+  CHECK(available_memory(root) == 10000000);
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "95000000\n");
+  CHECK(available_memory(root) == 0);
 }
 
 TEST_CASE("spans: most_lines is the largest count over all blocks of consecutive tokens") {

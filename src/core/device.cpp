@@ -61,10 +61,10 @@ std::byte* pinned_allocate(int64_t bytes) {
   return allocate(bytes);
 }
 
-void pinned_free(std::byte* memory) noexcept {
+void pinned_free(std::byte* memory, int64_t bytes) noexcept {
   if (memory == nullptr) return;
-  static const auto free = entry<void (*)(std::byte*)>("pinned_free");
-  free(memory);
+  static const auto free = entry<void (*)(std::byte*, int64_t)>("pinned_free");
+  free(memory, bytes);
 }
 
 void synchronize(Device device) {

@@ -36,9 +36,9 @@ DeviceMemory memory_of(Device device);
 // Plain allocations; freed by device_free. Throws Error(out_of_memory) naming the size.
 std::byte* device_allocate(Device device, int64_t bytes);
 void device_free(Device device, std::byte* memory) noexcept;
-// Host memory that the device reads and writes at full speed.
+// Host memory that the device reads and writes at full speed; the same count frees it.
 std::byte* pinned_allocate(int64_t bytes);
-void pinned_free(std::byte* memory) noexcept;
+void pinned_free(std::byte* memory, int64_t bytes) noexcept;
 
 // Waits for all work given to the device; throws Error(device) for what failed in it.
 void synchronize(Device device);

@@ -31,13 +31,17 @@ void for_each_tile(const Context& ctx, const LayerInputs& batch, Body body) {
 
 }  // namespace
 
-DecoderLayer::Saved::Saved(Arena& arena, const DecoderLayer& layer, int64_t num_tokens, DType dtype, Level level) {
+DecoderLayer::Saved::Saved(Arena& arena, const DecoderLayer& layer, int64_t num_tokens, DType dtype, Level level,
+                           const Adapter& adapter) {
   if (level == Level::input) return;
   const LayerConfig& c = layer.config;
   const int64_t N = num_tokens, C = layer.model->hidden_size, HD = c.num_heads * c.head_dim,
                 KD = c.num_kv_heads * c.head_dim;
   o = arena.tensor(dtype, {N, HD});
   lse = arena.tensor(DType::f32, {N, c.num_heads});
+  // down's product is not formed again unless a norm follows, so that its backward would have to read its input twice.
+  if (level == Level::all || !layer.model->post_norms)
+    low.take(arena, adapter, layer.q.layer, {Module::down_proj}, N, dtype);
   if (level == Level::attention) return;
   q = arena.tensor(dtype, {N, HD});
   const bool own = c.kv_donor < 0;
@@ -47,6 +51,9 @@ DecoderLayer::Saved::Saved(Arena& arena, const DecoderLayer& layer, int64_t num_
   gate = arena.tensor(dtype, {N, c.intermediate_size});
   up = arena.tensor(dtype, {N, c.intermediate_size});
   if (layer.model->post_norms) mlp_out = arena.tensor(dtype, {N, C});
+  low.take(arena, adapter, layer.q.layer,
+           {Module::q_proj, Module::k_proj, Module::v_proj, Module::o_proj, Module::gate_proj, Module::up_proj}, N,
+           dtype);
 }
 
 AttentionShape DecoderLayer::attention_shape() const {
@@ -86,13 +93,13 @@ Tensor DecoderLayer::own_inputs(Context& ctx, Tensor u, int64_t begin, int64_t c
 }
 
 void DecoderLayer::project(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x,
-                           Tensor q0, Tensor k0, Tensor v0) const {
+                           Tensor q0, Tensor k0, Tensor v0, const LowProducts& low) const {
   ArenaScope scope(ctx.arena);
   Tensor a = scope.like(x);
   norm(ctx, x, input_norm, {}, a);
-  q.forward(ctx, adapter, batch.dropout, begin, a, {}, q0);
-  if (!k0.empty()) k.forward(ctx, adapter, batch.dropout, begin, a, {}, k0);
-  if (!v0.empty() && v0.data != k0.data) v.forward(ctx, adapter, batch.dropout, begin, a, {}, v0);
+  q.forward(ctx, adapter, batch.dropout, begin, a, {}, q0, low);
+  if (!k0.empty()) k.forward(ctx, adapter, batch.dropout, begin, a, {}, k0, low);
+  if (!v0.empty() && v0.data != k0.data) v.forward(ctx, adapter, batch.dropout, begin, a, {}, v0, low);
 }
 
 // From what the projections gave to what the attention reads. Each pair may be one tensor; empty ones are left out.
@@ -127,8 +134,9 @@ void DecoderLayer::forward(Context& ctx, const LayerInputs& batch, const Adapter
     if (own && config.values_are_keys) v0 = k0;
     else if (own && model->value_norm) v0 = rows_or(saved.v, begin, count, tile, dtype, KD);
     Tensor qt = norms_qk() ? tile.like(q0) : q0;
-    project(ctx, batch, adapter, begin, xt, q0, k0, v0);  // 1  q, k, v
-    rotate(ctx, batch, begin, q0, k0, v0, qt, kt, vt);    // 2  norm, RoPE
+    const LowProducts low = saved.low.rows(begin, count);
+    project(ctx, batch, adapter, begin, xt, q0, k0, v0, low);  // 1  q, k, v
+    rotate(ctx, batch, begin, q0, k0, v0, qt, kt, vt);         // 2  norm, RoPE
     Tensor ot = rows_or(saved.o, begin, count, tile, dtype, HD);
     Tensor lse = rows_or(saved.lse, begin, count, tile, DType::f32, config.num_heads);
     attention_forward(ctx, {.shape = attention_shape(),
@@ -142,10 +150,10 @@ void DecoderLayer::forward(Context& ctx, const LayerInputs& batch, const Adapter
     Tensor out = rows_or(saved.attention_out, begin, count, tile, dtype, C), x1 = out;
     if (model->post_norms) {
       x1 = tile.like(out);
-      o.forward(ctx, adapter, batch.dropout, begin, ot, {}, out);  // 4  x1 = x + o_proj(o)
+      o.forward(ctx, adapter, batch.dropout, begin, ot, {}, out, low);  // 4  x1 = x + o_proj(o)
       norm(ctx, out, post_attention_norm, xt, x1);
     } else {
-      o.forward(ctx, adapter, batch.dropout, begin, ot, xt, out);  // 4
+      o.forward(ctx, adapter, batch.dropout, begin, ot, xt, out, low);  // 4
     }
     mlp_and_rest(ctx, batch, adapter, begin, x1, yt, saved, own_inputs(ctx, u, begin, count, tile));  // 5  y
   });
@@ -159,22 +167,23 @@ void DecoderLayer::mlp_and_rest(Context& ctx, const LayerInputs& batch, const Ad
   Tensor f = scope.like(x1);
   Tensor g = rows_or(saved.gate, begin, T, scope, x1.dtype, F), b = rows_or(saved.up, begin, T, scope, x1.dtype, F);
   Tensor h = scope.like(g);
+  const LowProducts low = saved.low.rows(begin, T);
   norm(ctx, x1, mlp_norm, {}, f);                                                 // 1  f = norm(x1)
-  gate.forward(ctx, adapter, key, begin, f, {}, g);                               // 2  g
-  up.forward(ctx, adapter, key, begin, f, {}, b);                                 // 3  b
+  gate.forward(ctx, adapter, key, begin, f, {}, g, low);                          // 2  g
+  up.forward(ctx, adapter, key, begin, f, {}, b, low);                            // 3  b
   gated_forward(ctx, {.activation = model->activation, .a = g, .b = b, .y = h});  // 4  h = act(g) b
   Tensor m = rows_or(saved.mlp_out, begin, T, scope, x1.dtype, model->hidden_size);
   if (model->post_norms) {
-    down.forward(ctx, adapter, key, begin, h, {}, m);  // 5  x2 = x1 + down(h)
+    down.forward(ctx, adapter, key, begin, h, {}, m, low);  // 5  x2 = x1 + down(h)
     norm(ctx, m, post_mlp_norm, x1, y);
   } else {
-    down.forward(ctx, adapter, key, begin, h, x1, y);  // 5
+    down.forward(ctx, adapter, key, begin, h, x1, y, low);  // 5
   }
   if (!u.empty()) {
     Tensor z = scope.like(u), p = scope.like(x1);
-    input_gate.forward(ctx, adapter, key, begin, y, {}, z);                         // 6  z = input_gate(x2)
+    input_gate.forward(ctx, adapter, key, begin, y, {}, z, low);                    // 6  z = input_gate(x2)
     gated_forward(ctx, {.activation = model->activation, .a = z, .b = u, .y = z});  // 7  z = act(z) u
-    input_projection.forward(ctx, adapter, key, begin, z, {}, p);                   // 8  x3 = x2 + norm(projection(z))
+    input_projection.forward(ctx, adapter, key, begin, z, {}, p, low);              // 8  x3 = x2 + norm(projection(z))
     norm(ctx, p, post_input_norm, y, y);
   }
   if (model->layer_scalar) scale_into(ctx, {.x = y, .y = y, .scale = scalar});  // 9  y = scalar x3
@@ -189,13 +198,21 @@ void DecoderLayer::rest_backward(Context& ctx, const LayerInputs& batch, const A
   Tensor f = scope.like(x1), g = rows_or(saved.gate, begin, T, scope, x1.dtype, F),
          b = rows_or(saved.up, begin, T, scope, x1.dtype, F);
   Tensor h = scope.like(g), m = rows_or(saved.mlp_out, begin, T, scope, x1.dtype, model->hidden_size);
+  LowProducts low = saved.low.rows(begin, T);
+  const auto take_low = [&](std::initializer_list<Module> modules) {
+    low.take(ctx.arena, adapter, q.layer, modules, T, x1.dtype);
+  };
   norm(ctx, x1, mlp_norm, {}, f);
   if (saved.gate.empty()) {
-    gate.forward(ctx, adapter, key, begin, f, {}, g);
-    up.forward(ctx, adapter, key, begin, f, {}, b);
+    take_low({Module::gate_proj, Module::up_proj});
+    gate.forward(ctx, adapter, key, begin, f, {}, g, low);
+    up.forward(ctx, adapter, key, begin, f, {}, b, low);
   }
   gated_forward(ctx, {.activation = model->activation, .a = g, .b = b, .y = h});
-  if (model->post_norms && saved.mlp_out.empty()) down.forward(ctx, adapter, key, begin, h, {}, m);
+  if (model->post_norms && saved.mlp_out.empty()) {
+    take_low({Module::down_proj});
+    down.forward(ctx, adapter, key, begin, h, {}, m, low);
+  }
 
   const auto norm_backward = [&](Tensor x, Tensor weight, Tensor dy, Tensor dx, Write write) {
     rmsnorm_backward(ctx, {.x = x,
@@ -212,25 +229,26 @@ void DecoderLayer::rest_backward(Context& ctx, const LayerInputs& batch, const A
     Tensor x2 = inner.like(x1), z = inner.like(u), t = inner.like(u), p = inner.like(x1), dp = inner.like(x1),
            dt = inner.like(u);
     norm(ctx, m, post_mlp_norm, x1, x2);
-    input_gate.forward(ctx, adapter, key, begin, x2, {}, z);
+    take_low({Module::per_layer_input_gate, Module::per_layer_projection});
+    input_gate.forward(ctx, adapter, key, begin, x2, {}, z, low);
     gated_forward(ctx, {.activation = model->activation, .a = z, .b = u, .y = t});
-    input_projection.forward(ctx, adapter, key, begin, t, {}, p);
+    input_projection.forward(ctx, adapter, key, begin, t, {}, p, low);
     norm_backward(p, post_input_norm, d, dp, Write::set);                                        // 8
-    input_projection.backward(ctx, adapter, key, begin, t, dp, dt, Write::set, grads);           // 8
+    input_projection.backward(ctx, adapter, key, begin, t, dp, dt, Write::set, low, grads);      // 8
     gated_backward(ctx, {.activation = model->activation, .a = z, .b = u, .dy = dt, .da = dt});  // 7
-    input_gate.backward(ctx, adapter, key, begin, x2, dt, d, Write::add, grads);                 // 6
+    input_gate.backward(ctx, adapter, key, begin, x2, dt, d, Write::add, low, grads);            // 6
   }
   Tensor dm = d, dh = scope.like(g), df = scope.tensor(DType::f32, x1.shape);
   if (model->post_norms) {
     dm = scope.like(d);
     norm_backward(m, post_mlp_norm, d, dm, Write::set);  // 5
   }
-  down.backward(ctx, adapter, key, begin, h, dm, dh, Write::set, grads);  // 5
+  down.backward(ctx, adapter, key, begin, h, dm, dh, Write::set, low, grads);  // 5
   Tensor dg = scope.like(g);
   gated_backward(ctx, {.activation = model->activation, .a = g, .b = b, .dy = dh, .da = dg, .db = dh});  // 4
-  up.backward(ctx, adapter, key, begin, f, dh, df, Write::set, grads);                                   // 3
-  gate.backward(ctx, adapter, key, begin, f, dg, df, Write::add, grads);  // 2  f was read twice
-  norm_backward(x1, mlp_norm, df, d, Write::add);                         // 1
+  up.backward(ctx, adapter, key, begin, f, dh, df, Write::set, low, grads);                              // 3
+  gate.backward(ctx, adapter, key, begin, f, dg, df, Write::add, low, grads);  // 2  f was read twice
+  norm_backward(x1, mlp_norm, df, d, Write::add);                              // 1
 }
 
 void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapter& adapter, const Adapter& grads,
@@ -251,12 +269,19 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
   Tensor o_all = whole_or(saved.o, scope, dtype, N, HD),
          lse = whole_or(saved.lse, scope, DType::f32, N, config.num_heads);
   // A donor's k and v are at hand since the forward; they are not formed again.
-  const bool form_kv = own && donor == nullptr;
+  const bool form_kv = own && donor == nullptr, form_k = form_kv || norms_qk(), form_v = form_kv || model->value_norm;
+  LowProducts low = saved.low;
+  const auto take_low = [&](Module module) { low.take(ctx.arena, adapter, q.layer, {module}, N, dtype); };
+  if (!projected) {
+    take_low(Module::q_proj);
+    if (form_k) take_low(Module::k_proj);
+    if (form_v) take_low(Module::v_proj);
+  }
   for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     const auto tile = [&](const Tensor& t) { return rows_of(t, begin, count); };
     if (!projected)
-      project(ctx, batch, adapter, begin, tile(x), tile(q0), form_kv || norms_qk() ? tile(k0) : Tensor{},
-              form_kv || model->value_norm ? tile(v0) : Tensor{});  // 1
+      project(ctx, batch, adapter, begin, tile(x), tile(q0), form_k ? tile(k0) : Tensor{}, form_v ? tile(v0) : Tensor{},
+              low.rows(begin, count));  // 1
     if (!projected || norms_qk()) {
       rotate(ctx, batch, begin, tile(q0), tile(k0), tile(v0), tile(queries), form_kv ? tile(keys) : Tensor{},
              form_kv ? tile(values) : Tensor{});  // 2
@@ -277,8 +302,10 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
     ArenaScope tile(ctx.arena);
     Tensor xt = x.rows(begin, count), dt = d.rows(begin, count), ot = o_all.rows(begin, count);
     Tensor out = rows_or(saved.attention_out, begin, count, tile, dtype, C), x1 = out;
+    LowProducts own_low = low.rows(begin, count);
     if (saved.attention_out.empty()) {
-      o.forward(ctx, adapter, batch.dropout, begin, ot, model->post_norms ? Tensor{} : xt, out);  // 4
+      own_low.take(ctx.arena, adapter, q.layer, {Module::o_proj}, count, dtype);
+      o.forward(ctx, adapter, batch.dropout, begin, ot, model->post_norms ? Tensor{} : xt, out, own_low);  // 4
     }
     if (model->post_norms) {
       x1 = tile.like(out);
@@ -295,7 +322,8 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
                              .eps = model->rms_norm_eps,
                              .offset = model->norm_offset});  // 4
     }
-    o.backward(ctx, adapter, batch.dropout, begin, ot, dout, do_all.rows(begin, count), Write::set, grads);  // 4
+    o.backward(ctx, adapter, batch.dropout, begin, ot, dout, do_all.rows(begin, count), Write::set, own_low,
+               grads);  // 4
   });
   Tensor dq = scope.tensor(DType::f32, {N, HD});
   Tensor dk = donor ? donor->dk : scope.tensor(DType::f32, {N, KD}),
@@ -318,13 +346,14 @@ void DecoderLayer::backward(Context& ctx, const LayerInputs& batch, const Adapte
   for_each_tile(ctx, batch, [&](int64_t begin, int64_t count) {
     const auto tile = [&](const Tensor& t) { return rows_of(t, begin, count); };
     qkv_backward(ctx, batch, adapter, grads, begin, tile(x), tile(q0), tile(k0), tile(v0), tile(dq),
-                 own ? tile(dk) : Tensor{}, own ? tile(dv) : Tensor{}, tile(d), need_dx);  // 2, 1
+                 own ? tile(dk) : Tensor{}, own ? tile(dv) : Tensor{}, low.rows(begin, count), tile(d),
+                 need_dx);  // 2, 1
   });
 }
 
 void DecoderLayer::qkv_backward(Context& ctx, const LayerInputs& batch, const Adapter& adapter, const Adapter& grads,
                                 int64_t begin, Tensor x, Tensor q0, Tensor k0, Tensor v0, Tensor dq, Tensor dk,
-                                Tensor dv, Tensor d, bool need_dx) const {
+                                Tensor dv, const LowProducts& low, Tensor d, bool need_dx) const {
   ArenaScope scope(ctx.arena);
   const int64_t T = x.shape[0];
   const Tensor table = batch.rope_tables[static_cast<size_t>(config.rope)].rows(begin, T);
@@ -357,8 +386,8 @@ void DecoderLayer::qkv_backward(Context& ctx, const LayerInputs& batch, const Ad
   {
     ArenaScope inner(ctx.arena);
     Tensor dq0 = inner.tensor(x.dtype, q0.shape);
-    turn_back(q0, q_norm, dq, dq0);                                                 // 2
-    q.backward(ctx, adapter, batch.dropout, begin, a, dq0, da, Write::set, grads);  // 1
+    turn_back(q0, q_norm, dq, dq0);                                                      // 2
+    q.backward(ctx, adapter, batch.dropout, begin, a, dq0, da, Write::set, low, grads);  // 1
   }
   if (!dk.empty()) {
     ArenaScope inner(ctx.arena);
@@ -371,11 +400,11 @@ void DecoderLayer::qkv_backward(Context& ctx, const LayerInputs& batch, const Ad
     } else {
       turn_back(k0, k_norm, dk, dk0);  // 2
     }
-    k.backward(ctx, adapter, batch.dropout, begin, a, dk0, da, Write::add, grads);  // 1
+    k.backward(ctx, adapter, batch.dropout, begin, a, dk0, da, Write::add, low, grads);  // 1
     if (!config.values_are_keys) {
       Tensor dv0 = inner.tensor(x.dtype, v0.shape);
-      value_back(dv0, Write::set);                                                    // 2
-      v.backward(ctx, adapter, batch.dropout, begin, a, dv0, da, Write::add, grads);  // 1
+      value_back(dv0, Write::set);                                                         // 2
+      v.backward(ctx, adapter, batch.dropout, begin, a, dv0, da, Write::add, low, grads);  // 1
     }
   }
   if (!need_dx) return;

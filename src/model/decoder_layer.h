@@ -48,8 +48,10 @@ struct DecoderLayer {
     Tensor attention_out;  // [N, C]: x1, or o_proj(o) where a norm follows
     Tensor gate, up;       // [N, F]
     Tensor mlp_out;        // [N, C]: down(…), only where a norm follows
+    LowProducts low;       // of q, k, v, o, gate, up, down
     Saved() = default;
-    Saved(Arena& arena, const DecoderLayer& layer, int64_t num_tokens, DType dtype, Level level);
+    Saved(Arena& arena, const DecoderLayer& layer, int64_t num_tokens, DType dtype, Level level,
+          const Adapter& adapter);
   };
 
   const ModelConfig* model = nullptr;
@@ -77,7 +79,7 @@ struct DecoderLayer {
   void head_norm(Context& ctx, Tensor x, Tensor weight, Tensor table, Tensor y) const;  // and RoPE, with a table
   Tensor own_inputs(Context& ctx, Tensor u, int64_t begin, int64_t count, ArenaScope& scope) const;
   void project(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x, Tensor q0,
-               Tensor k0, Tensor v0) const;
+               Tensor k0, Tensor v0, const LowProducts& low) const;
   void rotate(Context& ctx, const LayerInputs& batch, int64_t begin, Tensor q0, Tensor k0, Tensor v0, Tensor q,
               Tensor k, Tensor v) const;
   void mlp_and_rest(Context& ctx, const LayerInputs& batch, const Adapter& adapter, int64_t begin, Tensor x1, Tensor y,
@@ -85,8 +87,8 @@ struct DecoderLayer {
   void rest_backward(Context& ctx, const LayerInputs& batch, const Adapter& adapter, const Adapter& grads,
                      int64_t begin, Tensor x1, const Saved& saved, Tensor d, Tensor u) const;
   void qkv_backward(Context& ctx, const LayerInputs& batch, const Adapter& adapter, const Adapter& grads, int64_t begin,
-                    Tensor x, Tensor q0, Tensor k0, Tensor v0, Tensor dq, Tensor dk, Tensor dv, Tensor d,
-                    bool need_dx) const;
+                    Tensor x, Tensor q0, Tensor k0, Tensor v0, Tensor dq, Tensor dk, Tensor dv, const LowProducts& low,
+                    Tensor d, bool need_dx) const;
 };
 
 }  // namespace sluice

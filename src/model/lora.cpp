@@ -167,6 +167,22 @@ void initialise_adapter(const AdapterLayout& layout, uint64_t seed, float* flat)
   }
 }
 
+void LowProducts::take(Arena& arena, const Adapter& adapter, int64_t layer, std::initializer_list<Module> modules,
+                       int64_t num_tokens, DType dtype) {
+  for (Module module : modules) {
+    const Lora lora = adapter.lora(layer, module);
+    if (!lora.empty()) of[static_cast<size_t>(module)] = arena.tensor(dtype, {num_tokens, xa_columns(lora.a.shape[0])});
+  }
+}
+
+LowProducts LowProducts::rows(int64_t begin, int64_t count) const {
+  LowProducts part;
+  for (size_t m = 0; m < of.size(); ++m) {
+    if (!of[m].empty()) part.of[m] = of[m].rows(begin, count);
+  }
+  return part;
+}
+
 Dropout LoraLinear::dropout(const DropoutKey& key, int64_t row_begin) const {
   if (key.p == 0) return {};
   const uint64_t when = stream_of("dropout", key.step, key.microbatch);
@@ -177,7 +193,7 @@ Dropout LoraLinear::dropout(const DropoutKey& key, int64_t row_begin) const {
 }
 
 void LoraLinear::forward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
-                         Tensor residual, Tensor y) const {
+                         Tensor residual, Tensor y, const LowProducts& low) const {
   const Lora lora = adapter.lora(layer, module);
   linear_forward(ctx, {.weight = weight,
                        .bias = bias,
@@ -189,11 +205,12 @@ void LoraLinear::forward(Context& ctx, const Adapter& adapter, const DropoutKey&
                        .dropout = dropout(key, row_begin),
                        .x = x,
                        .residual = residual,
-                       .y = y});
+                       .y = y,
+                       .xa = low.of[static_cast<size_t>(module)]});
 }
 
 void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
-                          Tensor dy, Tensor dx, Write write, const Adapter& grads) const {
+                          Tensor dy, Tensor dx, Write write, const LowProducts& low, const Adapter& grads) const {
   const Lora lora = adapter.lora(layer, module), dlora = grads.lora(layer, module);
   linear_backward(ctx, {.weight = weight,
                         .lora_a = lora.a,
@@ -203,6 +220,7 @@ void LoraLinear::backward(Context& ctx, const Adapter& adapter, const DropoutKey
                         .scale = lora.scale,
                         .dropout = dropout(key, row_begin),
                         .x = x,
+                        .xa = low.of[static_cast<size_t>(module)],
                         .dy = dy,
                         .dx = dx,
                         .write = write,

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -128,6 +129,17 @@ struct DropoutKey {
   uint64_t seed = 0, step = 0, microbatch = 0;
 };
 
+// x A^T of a layer's adapted modules (ops/linear/linear.h, xa): a forward leaves its own here and its backward reads it instead of x. What is
+// empty is formed again, to the same bits.
+struct LowProducts {
+  std::array<Tensor, num_modules> of;  // [N, xa_columns(R)], by module
+
+  // Room for those of `modules` that are adapted.
+  void take(Arena& arena, const Adapter& adapter, int64_t layer, std::initializer_list<Module> modules,
+            int64_t num_tokens, DType dtype);
+  LowProducts rows(int64_t begin, int64_t count) const;
+};
+
 // A frozen linear layer with a place for an adapter.
 struct LoraLinear {
   Weight weight;  // [out, in]; empty when the layer has no such module
@@ -137,10 +149,10 @@ struct LoraLinear {
 
   Dropout dropout(const DropoutKey& key, int64_t row_begin) const;
   void forward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x,
-               Tensor residual, Tensor y) const;
+               Tensor residual, Tensor y, const LowProducts& low) const;
   // Gradients are added into `grads`, which has the adapter's layout. An empty dx is not formed.
   void backward(Context& ctx, const Adapter& adapter, const DropoutKey& key, int64_t row_begin, Tensor x, Tensor dy,
-                Tensor dx, Write write, const Adapter& grads) const;
+                Tensor dx, Write write, const LowProducts& low, const Adapter& grads) const;
 };
 
 }  // namespace sluice

@@ -237,9 +237,13 @@ const std::vector<Setting>& train_settings() {
       {"head", &C::head, "schedule of the loss", {}, {"auto", "by_rows", "by_blocks"}},
       {"offload",
        &C::offload,
-       "inputs of segments wait for the backward in pinned host memory; needs a CUDA device",
+       "what the forward leaves waits for the backward in pinned host memory (auto: where that is faster, true: inputs "
+       "of segments in any case); "
+       "needs a CUDA device",
        {},
        {"auto", "true", "false"}},
+      {"host_memory", &C::host_memory,
+       "most pinned host memory that a run on a CUDA device takes, e.g. 64GiB; auto: half of what is free"},
       {"head_rows", &C::head_rows, "rows at once in the head; 0: the planner chooses", {}, {}, 0, 1 << 20},
   };
   return settings;
@@ -499,9 +503,10 @@ std::vector<std::string> validate(const TrainConfig& config) {
   } catch (const Error& e) {
     problems.emplace_back(e.what());
   }
-  if (config.memory != "auto") {
+  for (const auto& [name, bytes] : {std::pair("memory", config.memory), std::pair("host_memory", config.host_memory)}) {
+    if (bytes == "auto") continue;
     try {
-      parse_bytes(config.memory, "memory");
+      parse_bytes(bytes, name);
     } catch (const Error& e) {
       problems.emplace_back(e.what());
     }

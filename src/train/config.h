@@ -55,7 +55,7 @@ struct TrainConfig {
   bool resume = false;
   int64_t seed = 0;
   // machine
-  std::string precision = "bf16", device = "cpu", memory = "auto";
+  std::string precision = "bf16", device = "cpu", memory = "auto", host_memory = "auto";
   int64_t threads = 0;
   int64_t segment_size = 0, tile = 0, head_rows = 0;
   std::string offload = "auto";

@@ -33,12 +33,13 @@ struct PlanRequest {
   Isa isa = detect_isa();
   Device device;             // where the step runs, and whose memory is planned
   int64_t budget_bytes = 0;  // CPU: of the whole process without the mapped file; CUDA: of the device. 0: what is free
+  int64_t host_budget_bytes = 0;  // for pinned host memory. 0: half of what the system has available
   // What is held besides the arenas and, on a device, the weights; asked when the kernels exist.
   std::function<int64_t()> process_bytes;
   // 0 or empty: the planner chooses.
   int64_t segment_size = 0, tile = 0, head_rows = 0;
   std::string level;    // input, attention, all
-  std::string offload;  // true, false: inputs of segments in pinned host memory, on a CUDA device
+  std::string offload;  // true: inputs of segments in pinned host memory, on a CUDA device; false: nothing there
   std::string head;     // by_rows, by_blocks
 };
 
@@ -54,9 +55,10 @@ struct Plan {
   int64_t validation_bytes = 0;                     // peak of the step arena in validation
   int64_t process_bytes = 0;
   int64_t budget_bytes = 0;
-  int64_t pinned_bytes = 0;  // host memory that a schedule which offloads takes; not of the total
-  int64_t num_tokens = 0;    // of the largest microbatch
-  double relative_time = 0;  // estimated time over that of a step that keeps everything
+  int64_t pinned_bytes = 0;       // host memory that a schedule which offloads takes; not of the total
+  int64_t host_budget_bytes = 0;  // which it keeps within
+  int64_t num_tokens = 0;         // of the largest microbatch
+  double relative_time = 0;       // estimated time over that of a step that keeps everything
 
   int64_t total_bytes() const { return weight_bytes + parameter_bytes + step_bytes + process_bytes; }
   bool fits() const { return total_bytes() <= budget_bytes; }

@@ -149,16 +149,4 @@ Json to_json(const EvalReport& r) {
   return line;
 }
 
-ProcessMemory process_memory() {
-  ProcessMemory memory;
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    const auto value = [&] { return std::stoll(line.substr(line.find(':') + 1)) * 1024; };
-    if (line.starts_with("RssAnon:")) memory.anonymous_bytes = value();
-    if (line.starts_with("VmHWM:")) memory.peak_bytes = value();
-    if (line.starts_with("RssFile:")) memory.mapped_bytes = value();
-  }
-  return memory;
-}
-
 }  // namespace sluice

@@ -82,12 +82,4 @@ Json to_json(const EvalReport& report);
 // margin, accuracy and log-probabilities of both answers.
 void write_plot(const std::string& metrics_path, const std::string& svg_path);
 
-// Memory of this process as the operating system counts it.
-struct ProcessMemory {
-  int64_t anonymous_bytes = 0;  // RssAnon now
-  int64_t peak_bytes = 0;       // VmHWM, mapped files included
-  int64_t mapped_bytes = 0;     // RssFile now
-};
-ProcessMemory process_memory();
-
 }  // namespace sluice

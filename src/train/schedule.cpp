@@ -15,14 +15,22 @@ Schedule Schedule::uniform(int64_t num_layers, int64_t segment_size, Level level
 }
 
 std::string Schedule::describe() const {
-  int64_t longest = 0, attention = 0, all = 0;
+  int64_t longest = 0;
+  struct Count {
+    int64_t layers = 0, host = 0;
+    std::string text(const char* what) const {
+      return fmt::format("{} {}{}", layers, what, host > 0 ? fmt::format(" ({} in host memory)", host) : std::string());
+    }
+  } attention, all;
   for (const Segment& s : segments) {
     longest = std::max(longest, s.size());
-    if (s.size() == 1 && s.level == Level::attention) ++attention;
-    if (s.size() == 1 && s.level == Level::all) ++all;
+    if (s.size() > 1 || s.level == Level::input) continue;
+    Count& count = s.level == Level::all ? all : attention;
+    ++count.layers;
+    count.host += s.host ? 1 : 0;
   }
-  return fmt::format("segments of {} ({} layers keep everything, {} attention, the rest inputs), tile {}, head by {}{}",
-                     longest, all, attention, tile,
+  return fmt::format("segments of {} ({}, {}, the rest inputs), tile {}, head by {}{}", longest,
+                     all.text("layers keep everything"), attention.text("attention"), tile,
                      head == HeadSchedule::by_rows ? fmt::format("rows of {}", head_rows) : std::string("blocks"),
                      offload ? ", inputs in host memory" : "");
 }

@@ -15,6 +15,7 @@ namespace sluice {
 struct Segment {
   int64_t begin = 0, end = 0;
   Level level = Level::input;
+  bool host = false;  // of a single layer above level input: what it keeps waits for the backward in pinned host memory
   int64_t size() const { return end - begin; }
 };
 
@@ -25,12 +26,13 @@ struct Schedule {
   std::vector<Segment> segments;
   HeadSchedule head = HeadSchedule::by_rows;
   int64_t head_rows = 128;
-  // Inputs of segments wait for the backward in pinned host memory; three buffers take turns on the device.
+  // Inputs of segments wait for the backward in pinned host memory; three buffers take turns on the device. A segment's `host` needs it.
   bool offload = false;
 
   // Segments of `segment_size` layers at one level.
   static Schedule uniform(int64_t num_layers, int64_t segment_size, Level level);
-  std::string describe() const;  // "30 segments of 1, 12 at attention, tile 1024, head by rows of 128"
+  std::string describe()
+      const;  // "segments of 1 (4 layers keep everything, 8 attention, …), tile 1024, head by rows of 128"
 };
 
 }  // namespace sluice

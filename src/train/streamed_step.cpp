@@ -65,7 +65,10 @@ class Stream {
     graph.launch();
   }
 
-  DecoderLayer::Saved save(int64_t l, Level level) { return {ctx_.arena, layer(l), N_, settings_.dtype, level}; }
+  DecoderLayer::Saved save(int64_t l, Level level) { return save_in(ctx_.arena, l, level); }
+  DecoderLayer::Saved save_in(Arena& arena, int64_t l, Level level) {
+    return {arena, layer(l), N_, settings_.dtype, level, adapter_};
+  }
 
   // Room for what donor layers hand to later ones, for the whole step.
   void share_kv(bool with_gradients) {
@@ -271,6 +274,76 @@ class Inputs {
   std::optional<ArenaScope> pinned_;
 };
 
+// What layers of `host` segments keep at one level. Two blocks on the device take turns; a block's content is copied to pinned memory beside the
+// next layers' forward, and comes back once the backward has used up what lay there meanwhile. The n-th such layer uses block n % 2; the last two stay.
+class HostSaved {
+ public:
+  HostSaved(Context& ctx, Stream& stream, const StepSettings& settings, Level level)
+      : ctx_(ctx), stream_(stream), first_slot_(level == Level::all ? 6 : 4) {
+    std::vector<int64_t> sizes;
+    for (const Segment& s : settings.schedule.segments) {
+      if (!s.host || s.level != level) continue;
+      SLUICE_ASSERT(s.size() == 1 && settings.schedule.offload && settings.pinned != nullptr);
+      Arena count = Arena::counting(ctx.device);
+      stream.save_in(count, s.begin, s.level);
+      sizes.push_back(count.used());
+    }
+    if (sizes.empty()) return;
+    pinned_.emplace(*settings.pinned);
+    const int64_t largest = *std::max_element(sizes.begin(), sizes.end());
+    for (size_t b = 0; b < std::min<size_t>(sizes.size(), 2); ++b)
+      blocks_.push_back(Arena::part_of(ctx.arena, largest));
+    for (size_t n = 0; n + 2 < sizes.size(); ++n) away_.push_back(pinned_->tensor(DType::u8, {sizes[n]}));
+  }
+
+  // Room for what the next such layer keeps; what lay there has left.
+  DecoderLayer::Saved next(const Segment& segment) {
+    if (count_ >= 2) wait_aside(ctx_, {.slot = slot(count_)});
+    Arena& block = block_of(count_++);
+    block.release(0);
+    return stream_.save_in(block, segment.begin, segment.level);
+  }
+
+  // The layer's forward is done: its block begins to leave.
+  void leave() {
+    const size_t n = count_ - 1;
+    if (n < away_.size()) copy_aside(ctx_, {.from = content(n), .to = away_[n], .slot = slot(n)});
+  }
+
+  // The backward of the last layer that is left may read what it kept after this.
+  void bring_back() {
+    if (count_ - 1 < away_.size()) wait_aside(ctx_, {.slot = slot(count_ - 1)});
+  }
+
+  // That backward is done: what lay in its block before begins to come.
+  void done() {
+    const size_t n = --count_;
+    if (n >= 2) copy_aside(ctx_, {.from = away_[n - 2], .to = content(n - 2), .slot = slot(n)});
+  }
+
+  // Nothing is on its way any more.
+  void finish() {
+    for (size_t b = 0; b < blocks_.size(); ++b) wait_aside(ctx_, {.slot = slot(b)});
+  }
+
+ private:
+  int slot(size_t n) const { return first_slot_ + static_cast<int>(n % 2); }
+  Arena& block_of(size_t n) { return blocks_[n % 2]; }
+  Tensor content(size_t n) {
+    Arena& block = block_of(n);
+    block.release(0);
+    return block.tensor(DType::u8, away_[n].shape);
+  }
+
+  Context& ctx_;
+  Stream& stream_;
+  int first_slot_;
+  std::vector<Arena> blocks_;
+  std::vector<Tensor> away_;
+  size_t count_ = 0;  // such layers that the forward has passed and the backward has not
+  std::optional<ArenaScope> pinned_;
+};
+
 // Notes what a phase held at its start and at its peak.
 class PhaseScope {
  public:
@@ -304,6 +377,10 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
   Tensor d = stream.activations();
 
   Inputs inputs(ctx, stream, settings, static_cast<int64_t>(schedule.segments.size()));
+  HostSaved host_attention(ctx, stream, settings, Level::attention), host_all(ctx, stream, settings, Level::all);
+  const auto host_saved = [&](const Segment& s) -> HostSaved& {
+    return s.level == Level::all ? host_all : host_attention;
+  };
   std::vector<Kept> kept;
   Tensor x = inputs.first();
   stream.embed(x);
@@ -312,7 +389,8 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
     const auto i = static_cast<int64_t>(kept.size());
     // d is free until the head, so it serves as one of the two buffers inside a longer segment.
     Kept k{.x = x};
-    if (segment.size() == 1) k.saved = stream.save(segment.begin, segment.level);
+    if (segment.host) k.saved = host_saved(segment).next(segment);
+    else if (segment.size() == 1) k.saved = stream.save(segment.begin, segment.level);
     k.mark = ctx.arena.mark();
     Tensor out = inputs.next(i, x);
     {
@@ -325,6 +403,7 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
                     segment.size() % 2 == 0 ? out : d, out);
       }
     }
+    if (segment.host) host_saved(segment).leave();
     kept.push_back(k);
     x = out;
   }
@@ -341,9 +420,13 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
     ctx.arena.release(kept[i].mark);
     const PhaseScope phase(ctx, settings.log, Phase::backward, segment.begin);
     inputs.bring_back(static_cast<int64_t>(i));
+    if (segment.host) host_saved(segment).bring_back();
     segment_backward(ctx, stream, segment, kept[i], grads, d, first_adapted);
+    if (segment.host) host_saved(segment).done();
   }
   inputs.finish();
+  host_attention.finish();
+  host_all.finish();
   return total;
 }
 

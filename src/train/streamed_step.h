@@ -40,7 +40,7 @@ struct StepSettings {
   const Schedule& schedule;
   DType dtype = DType::bf16;  // of activations and operands
   DropoutKey dropout;
-  Arena* pinned = nullptr;  // host memory of a schedule that offloads: a segment's input for each segment but the last
+  Arena* pinned = nullptr;                  // host memory of a schedule that offloads
   std::vector<PhaseRecord>* log = nullptr;  // filled when given; resets the arena's peak at each phase
 };
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "core/device.h"
+#include "core/system_memory.h"
 #include "data/order.h"
 #include "io/atomic_file.h"
 #include "io/hash.h"
@@ -123,6 +124,7 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
   if (request.device.type == DeviceType::cuda)
     request.process_bytes = [device = request.device] { return held_on(device); };
   else request.process_bytes = [] { return process_memory().anonymous_bytes + first_steps_bytes; };
+  request.host_budget_bytes = config.host_memory == "auto" ? 0 : parse_bytes(config.host_memory, "host_memory");
   request.segment_size = config.segment_size;
   request.tile = config.tile;
   request.head_rows = config.head_rows;
@@ -197,7 +199,7 @@ std::string Run::identity() const {
   Json what = sluice::to_json(config_);
   for (const char* free :
        {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows", "offload",
-        "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
+        "host_memory", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
     what.erase(free);
   }
   const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
@@ -226,6 +228,10 @@ void Run::start() {
                             "or give more --memory",
                             gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes())));
   }
+  const int64_t available = available_memory();
+  check(plan_.pinned_bytes <= available, ErrorCode::out_of_memory,
+        fmt::format("the plan takes {} of pinned host memory and {} are free; lower host_memory",
+                    gib(plan_.pinned_bytes), gib(available)));
   const int64_t free_bytes = static_cast<int64_t>(std::min<uint64_t>(free_disk_bytes(config_.adapter_path), INT64_MAX));
   check(free_bytes >= 2 * checkpoint_bytes(layout_), ErrorCode::bad_file,
         fmt::format(

@@ -9,13 +9,14 @@ namespace sluice::cuda {
 
 namespace {
 
-// The second stream of a device, and for each slot an event before its copy and one after.
+// The streams for copies of a device, and for each slot an event before its copy and one after.
 struct Beside {
-  cudaStream_t stream = nullptr;
+  std::array<cudaStream_t, 2> streams{};
   std::array<cudaEvent_t, 8> before{}, after{};
 
   Beside() {
-    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a CUDA stream");
+    for (cudaStream_t& stream : streams)
+      check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a CUDA stream");
     for (auto* events : {&before, &after}) {
       for (cudaEvent_t& event : *events)
         check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making a CUDA event");
@@ -35,12 +36,13 @@ void copy_aside(Context& ctx, const CopyAside& args) {
   const DeviceFacts& facts = facts_of(ctx);
   Beside& b = beside(facts);
   const auto slot = static_cast<size_t>(args.slot);
+  const cudaStream_t stream = b.streams[slot < 6 ? 0 : 1];
   check_cuda(cudaEventRecord(b.before[slot], facts.stream), "copy_aside");
-  check_cuda(cudaStreamWaitEvent(b.stream, b.before[slot], 0), "copy_aside");
+  check_cuda(cudaStreamWaitEvent(stream, b.before[slot], 0), "copy_aside");
   check_cuda(cudaMemcpyAsync(args.to.data, args.from.data, static_cast<size_t>(args.from.size_bytes()),
-                             cudaMemcpyDefault, b.stream),
+                             cudaMemcpyDefault, stream),
              "copy_aside");
-  check_cuda(cudaEventRecord(b.after[slot], b.stream), "copy_aside");
+  check_cuda(cudaEventRecord(b.after[slot], stream), "copy_aside");
 }
 
 void wait_aside(Context& ctx, const WaitAside& args) {

@@ -1,4 +1,5 @@
-// Copies beside the computation: between the device's memory and pinned host memory, on a second stream.
+// Copies beside the computation: between the device's memory and pinned host memory, on two streams of their own: slots 0 … 5 share one, slots 6 and 7 the other,
+// so that small copies need not wait for large ones.
 //
 //   copy_aside(ctx, {.from = x, .to = host, .slot = 0});   // begins once what x holds now has been computed
 //   …                                                      // goes on meanwhile; x must not be written

@@ -1,6 +1,11 @@
 // The device behind core/device.h: contexts, streams, memory, timers.
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <array>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "core/device.h"
 #include "ops/common/cuda_utils.cuh"
@@ -74,6 +79,24 @@ __global__ void random_kernel(T* out, int64_t count, uint64_t seed, float scale)
   }
 }
 
+size_t pinned_size(int64_t bytes) { return (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + 4095) / 4096 * 4096; }
+
+// Makes fresh pages resident, by several threads: the system clears them at several GB/s each, and pinning them afterwards is quick.
+void touch(std::byte* memory, size_t size) {
+  constexpr size_t least = size_t{64} << 20;
+  const size_t count =
+      std::clamp<size_t>(size / least, 1, std::min<size_t>(8, std::max(1U, std::thread::hardware_concurrency())));
+  const size_t share = size / count / 4096 * 4096;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < count; ++t) {
+    threads.emplace_back([=] {
+      const size_t end = t + 1 == count ? size : (t + 1) * share;
+      for (size_t at = t * share; at < end; at += 4096) memory[at] = std::byte{0};
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 struct Timer {
   cudaEvent_t begin = nullptr, end = nullptr;
 };
@@ -143,14 +166,23 @@ SLUICE_EXPORT std::byte* sluice_cuda_allocate(int device, int64_t bytes) {
 SLUICE_EXPORT void sluice_cuda_free(int /*device*/, std::byte* memory) { cudaFree(memory); }
 
 SLUICE_EXPORT std::byte* sluice_cuda_pinned_allocate(int64_t bytes) {
-  void* memory = nullptr;
-  cuda::check_cuda(
-      cudaHostAlloc(&memory, static_cast<size_t>(bytes > 0 ? bytes : 1), cudaHostAllocPortable | cudaHostAllocMapped),
-      ("pinning " + std::to_string(bytes >> 20) + " MiB of host memory").c_str());
+  const size_t size = cuda::pinned_size(bytes);
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::string what = "pinning " + std::to_string(bytes >> 20) + " MiB of host memory";
+  if (memory == MAP_FAILED) throw sluice::Error(sluice::ErrorCode::out_of_memory, what + ": the system refused them");
+  madvise(memory, size, MADV_HUGEPAGE);
+  cuda::touch(static_cast<std::byte*>(memory), size);
+  const cudaError_t pinned = cudaHostRegister(memory, size, cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (pinned != cudaSuccess) munmap(memory, size);
+  cuda::check_cuda(pinned, what.c_str());
   return static_cast<std::byte*>(memory);
 }
 
-SLUICE_EXPORT void sluice_cuda_pinned_free(std::byte* memory) { cudaFreeHost(memory); }
+SLUICE_EXPORT void sluice_cuda_pinned_free(std::byte* memory, int64_t bytes) {
+  cudaDeviceSynchronize();  // after an error copies may still be on their way
+  cudaHostUnregister(memory);
+  munmap(memory, cuda::pinned_size(bytes));
+}
 
 SLUICE_EXPORT void sluice_cuda_synchronize(int device) {
   cuda::check_cuda(cudaStreamSynchronize(cuda::facts(device).stream), "waiting for the device");

@@ -12,13 +12,15 @@ int64_t check_adapter(const Args& args) {
   const Tensor &a = args.lora_a, &b = args.lora_b, &magnitude = args.magnitude, &norm = args.norm;
   SLUICE_ASSERT(a.empty() == b.empty() && magnitude.empty() == norm.empty());
   if (a.empty()) {
-    SLUICE_ASSERT(magnitude.empty());
+    SLUICE_ASSERT(magnitude.empty() && args.xa.empty());
     return 0;
   }
   const int64_t R = a.shape[0];
   SLUICE_ASSERT((a.shape == Shape{R, weight.cols} && a.dtype == DType::f32));
   SLUICE_ASSERT((b.shape == Shape{weight.rows, R} && b.dtype == DType::f32));
   SLUICE_ASSERT(args.dropout.p >= 0 && args.dropout.p < 1);
+  SLUICE_ASSERT(args.xa.empty() ||
+                (args.xa.shape == Shape{args.x.shape[0], xa_columns(R)} && args.xa.dtype == args.x.dtype));
   if (!magnitude.empty()) {
     SLUICE_ASSERT((magnitude.shape == Shape{weight.rows} && magnitude.dtype == DType::f32));
     SLUICE_ASSERT((norm.shape == Shape{weight.rows} && norm.dtype == DType::f32));

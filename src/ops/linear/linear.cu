@@ -90,7 +90,7 @@ template <class Args>
 AdapterOperands operands_of(Context& ctx, const Args& args, DType dtype, bool backward) {
   if (args.lora_a.empty()) return {};
   return adapter_operands(ctx, {args.lora_a, args.lora_b, backward ? Tensor{} : args.magnitude, args.norm}, args.scale,
-                          args.dropout.p, dtype, backward, backward ? 2 * ceil_div(args.x.shape[0], row_chunk) : 0);
+                          args.dropout.p, dtype, backward, backward ? ceil_div(args.x.shape[0], row_chunk) : 0);
 }
 
 // x of some rows with dropout applied, in scratch; x itself without.
@@ -111,14 +111,14 @@ struct Dropped {
   }
 };
 
-// Whether linear_thin_sm90.cuh takes an adapter.
-bool is_thin(const AdapterOperands& ad, bool hopper) { return hopper && ad.padded <= thin_sm90::max_ranks; }
-
 // Of rows from `first` on.
 Dropout from_row(Dropout d, int64_t first) {
   d.row_begin += first;
   return d;
 }
+
+// Whether linear_thin_sm90.cuh takes an adapter.
+bool is_thin(const AdapterOperands& ad, bool hopper) { return hopper && ad.padded <= thin_sm90::max_ranks; }
 
 bool forward_on_hopper(const Context& ctx, const LinearForward& args) {
   return args.x.dtype == DType::bf16 && facts_of(ctx).hopper() && args.weight.cols % 8 == 0 && is_aligned(args.x.data);
@@ -175,7 +175,7 @@ void linear_forward(Context& ctx, const LinearForward& args) {
   const bool hopper = forward_on_hopper(ctx, args);
   ArenaScope scope(ctx.arena);
   const AdapterOperands ad = operands_of(ctx, args, dtype, false);
-  void* const xa = ctx.arena.bytes(N * ad.padded * size_of(dtype));
+  void* const xa = args.xa.empty() ? ctx.arena.bytes(N * ad.padded * size_of(dtype)) : args.xa.data;
   if (ad.R > 0) low_of_x(ctx, args, ad, hopper, xa);
 
   const bool direct = used_directly(w, dtype, hopper);
@@ -253,17 +253,61 @@ bool backward_on_hopper(const Context& ctx, const LinearBackward& args) {
          args.weight.rows % 8 == 0 && is_aligned(args.dy.data) && (args.x.empty() || is_aligned(args.x.data));
 }
 
-// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. The wider of x and dy is read once,
-// the other twice. With `leave_last` the sums of the last group of rows are left to the caller; they lie in scratch of
-// its scope.
+// dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. With `leave_last` the sums of the last
+// group of rows are left to the caller; they lie in scratch of its scope.
+Partials thin_adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, void* dyb,
+                               uint32_t* keep, bool leave_last) {
+  const DType dtype = ad.dtype;
+  const int64_t N = args.dy.shape[0], in = ad.in, out = ad.out;
+  const int64_t each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
+  const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
+  const int64_t chunks = ceil_div(groups.width, row_chunk);
+  Partials partials{.R = static_cast<int>(ad.R),
+                    .padded = static_cast<int>(ad.padded),
+                    .in = static_cast<int>(in),
+                    .out = static_cast<int>(out),
+                    .a = ctx.arena.array<float>(chunks * ad.padded * in),
+                    .b = ctx.arena.array<float>(chunks * ad.padded * out),
+                    .da = args.dlora_a.as<float>(),
+                    .db = args.dlora_b.as<float>()};
+  const DeviceFacts& facts = facts_of(ctx);
+  auto* const shares = ctx.arena.array<float>(thin_sm90::shares_floats(facts, groups.width));
+  const bool forms_xa = args.xa.empty();
+  void* const xa = forms_xa ? ctx.arena.bytes(N * ad.padded * size_of(dtype)) : args.xa.data;
+  if (ctx.counting()) return {};
+  if (forms_xa) {
+    thin_sm90::forward(facts, N, ad.padded, ad.factor,
+                       {.x = args.x.data, .cols = in, .w = ad.a, .dropout = args.dropout, .low = xa});
+  }
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const int64_t first = groups.begin(g), count = groups.size(g);
+    const thin_sm90::Operand of_dy{.x = at(args.dy.data, first * out, dtype),
+                                   .cols = out,
+                                   .w = ad.b_t,
+                                   .low = at(dyb, first * ad.padded, dtype),
+                                   .partials = partials.b};
+    const thin_sm90::Operand of_x{.x = at(args.x.data, first * in, dtype),
+                                  .cols = in,
+                                  .dropout = from_row(args.dropout, first),
+                                  .keep = keep != nullptr ? keep + first * keep_words(in) : nullptr,
+                                  .partials = partials.a};
+    thin_sm90::backward(facts, count, ad.padded, ad.factor, of_dy, of_x, at(xa, first * ad.padded, dtype), shares,
+                        ad.zeros + first / row_chunk);
+    partials.chunks = static_cast<int>(ceil_div(count, row_chunk));
+    if (!leave_last || g + 1 < groups.count()) add_partials(ctx, partials);
+  }
+  return partials;
+}
+
+// The same for any rank and GPU. x is read twice, dy once; without xa the wider of them once, the other twice.
 Partials adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
                           uint32_t* keep, bool leave_last) {
   const DType dtype = ad.dtype;
   const int64_t N = args.dy.shape[0], in = ad.in, out = ad.out, size = size_of(dtype);
-  const bool masked = args.dropout.p > 0, thin = is_thin(ad, hopper);
+  const bool masked = args.dropout.p > 0, forms_xa = args.xa.empty();
   const int64_t sums_each = adapter_pass_sums(hopper, 1, std::max(in, out), ad.padded) * 4;
   const int64_t partials_each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
-  const int64_t each = std::max({sums_each, partials_each, masked && !thin ? in * size : 0});
+  const int64_t each = std::max({sums_each, partials_each, masked ? in * size : 0});
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
   auto* const sums = ctx.arena.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
@@ -275,49 +319,38 @@ Partials adapter_gradient(Context& ctx, const LinearBackward& args, const Adapte
                     .b = ctx.arena.array<float>(chunks * ad.padded * out),
                     .da = args.dlora_a.as<float>(),
                     .db = args.dlora_b.as<float>()};
-  void* const xa = ctx.arena.bytes(thin ? 0 : groups.width * ad.padded * size);
-  auto* const shares = ctx.arena.array<float>(thin ? thin_sm90::shares_floats(facts_of(ctx), groups.width) : 0);
-  const Dropped dropped(ctx, thin ? Dropout{} : args.dropout, dtype, groups.width, in);
+  void* const formed = ctx.arena.bytes(forms_xa ? groups.width * ad.padded * size : 0);
+  const Dropped dropped(ctx, args.dropout, dtype, groups.width, in);
   if (ctx.counting()) return {};
   for (int64_t g = 0; g < groups.count(); ++g) {
     const int64_t first = groups.begin(g), count = groups.size(g);
-    void *const low_dy = at(dyb, first * ad.padded, dtype), *const dy = at(args.dy.data, first * out, dtype);
-    if (thin) {
-      const thin_sm90::Operand of_x{.x = at(args.x.data, first * in, dtype),
-                                    .cols = in,
-                                    .w = ad.a,
-                                    .dropout = from_row(args.dropout, first),
-                                    .keep = masked ? keep + first * keep_words(in) : nullptr,
-                                    .partials = partials.a};
-      const thin_sm90::Operand of_dy{.x = dy, .cols = out, .w = ad.b_t, .low = low_dy, .partials = partials.b};
-      thin_sm90::backward(facts_of(ctx), count, ad.padded, ad.factor, in <= out ? of_x : of_dy,
-                          in <= out ? of_dy : of_x, shares, ad.zeros + 2 * (first / row_chunk));
-    } else {
-      const AdapterPass common{
-          .dtype = dtype, .rows = count, .R = ad.R, .padded = ad.padded, .factor = ad.factor, .sums = sums};
-      AdapterPass of_x = common, of_dy = common;
-      of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in, keep);
-      of_x.cols = in;
-      of_dy.x = dy;
-      of_dy.cols = out;
-      const auto run = [&](const AdapterPass& pass, bool low, bool gradient) {
-        AdapterPass p = pass;
-        const bool is_x = &pass == &of_x;
-        if (low) {
-          p.w = is_x ? ad.a : ad.b_t;
-          p.low = is_x ? xa : low_dy;
-        }
-        if (gradient) {
-          p.other = is_x ? low_dy : xa;
-          p.partials = is_x ? partials.a : partials.b;
-        }
-        adapter_pass(ctx, hopper, p);
-      };
-      const AdapterPass &narrow = in <= out ? of_x : of_dy, &wide = in <= out ? of_dy : of_x;
-      run(narrow, true, false);
-      run(wide, true, true);
-      run(narrow, false, true);
-    }
+    void* const low_dy = at(dyb, first * ad.padded, dtype);
+    void* const xa = forms_xa ? formed : at(args.xa.data, first * ad.padded, dtype);
+    const AdapterPass common{
+        .dtype = dtype, .rows = count, .R = ad.R, .padded = ad.padded, .factor = ad.factor, .sums = sums};
+    AdapterPass of_x = common, of_dy = common;
+    of_x.x = dropped.rows(ctx, args.dropout, dtype, args.x.data, first, count, in, keep);
+    of_x.cols = in;
+    of_dy.x = at(args.dy.data, first * out, dtype);
+    of_dy.cols = out;
+    const auto run = [&](const AdapterPass& pass, bool low, bool gradient) {
+      AdapterPass p = pass;
+      const bool is_x = &pass == &of_x;
+      if (low) {
+        p.w = is_x ? ad.a : ad.b_t;
+        p.low = is_x ? xa : low_dy;
+      }
+      if (gradient) {
+        p.other = is_x ? low_dy : xa;
+        p.partials = is_x ? partials.a : partials.b;
+      }
+      adapter_pass(ctx, hopper, p);
+    };
+    const bool x_first = !forms_xa || in <= out;
+    const AdapterPass &first_pass = x_first ? of_x : of_dy, &second_pass = x_first ? of_dy : of_x;
+    if (forms_xa) run(first_pass, true, false);
+    run(second_pass, true, true);
+    run(first_pass, false, true);
     partials.chunks = static_cast<int>(ceil_div(count, row_chunk));
     if (!leave_last || g + 1 < groups.count()) add_partials(ctx, partials);
   }
@@ -436,7 +469,8 @@ void plain_backward(Context& ctx, const LinearBackward& args) {
   {
     ArenaScope inner(ctx.arena);
     Partials partials;
-    if (ad.R > 0) partials = adapter_gradient(ctx, args, ad, hopper, dyb, keep, beside);
+    if (ad.R > 0 && is_thin(ad, hopper)) partials = thin_adapter_gradient(ctx, args, ad, dyb, keep, beside);
+    else if (ad.R > 0) partials = adapter_gradient(ctx, args, ad, hopper, dyb, keep, beside);
     if (beside) return input_gradient(ctx, args, ad, hopper, dyb, keep, partials);
   }
   if (!args.dx.empty()) input_gradient(ctx, args, ad, hopper, dyb, keep, {});

@@ -33,6 +33,9 @@ struct Dropout {
   int64_t row_begin = 0;  // index in the batch of the first row given
 };
 
+// Columns of xa: the rank, in whole 16 bytes.
+constexpr int64_t xa_columns(int64_t rank) { return (rank + 7) / 8 * 8; }
+
 struct LinearForward {
   const Weight& weight;  // [out, in]
   Tensor bias;           // [out] f32, in       may be empty
@@ -45,6 +48,7 @@ struct LinearForward {
   Tensor x;         // [N, in]
   Tensor residual;  // [N, out] in         may be empty, may be y
   Tensor y;         // [N, out] out
+  Tensor xa;        // [N, xa_columns(R)] out   may be empty; what the backward needs of x A^T, in x's dtype
 };
 void linear_forward(Context& ctx, const LinearForward& args);
 
@@ -54,6 +58,7 @@ struct LinearBackward {
   float scale = 1;
   Dropout dropout;
   Tensor x;   // [N, in]  in        not read without an adapter
+  Tensor xa;  // in                 of the forward pass; formed again from x when empty, to the same bits
   Tensor dy;  // [N, out] in
   Tensor dx;  // [N, in]  out, by `write`; may be empty; f32 or the dtype of dy
   Write write = Write::set;

@@ -20,6 +20,7 @@ using namespace linear_work;
 template <class T>
 struct Adapter {
   int64_t R, in, out;
+  int64_t ld;  // of the thin products as they lie
   float factor;
   T* a = nullptr;           // [R, in]
   T* b = nullptr;           // [out, R]
@@ -31,6 +32,7 @@ struct Adapter {
       : R(args.lora_a.empty() ? 0 : args.lora_a.shape[0]),
         in(args.weight.cols),
         out(args.weight.rows),
+        ld(xa_columns(R)),
         factor(args.scale / (1 - args.dropout.p)) {
     if (R == 0) return;
     a = arena.array<T>(R * in);
@@ -127,7 +129,7 @@ void select(int64_t count, const T* x, const uint8_t* keep, T* xd) {
   for (int64_t i = 0; i < count; ++i) xd[i] = keep[i] != 0 ? x[i] : T(0.0F);
 }
 
-// out = round(factor * x op(w)): x [N, k], out [N, R]; w is A [R, k] (transposed) or B [k, R]. With `keep` x is masked first.
+// out = round(factor * x op(w)): x [N, k], out [N, R] with rows xa_columns(R) apart; w is A [R, k] (transposed) or B [k, R]. With `keep` x is masked first.
 template <class T>
 struct ThinProduct {
   int64_t N, k, R;
@@ -176,9 +178,12 @@ struct ThinProduct {
     g.b = w;
     g.c = c;
     gemm_on_this_thread(ctx, g, at);
-    for (int64_t i = 0; i < m * R; i += lanes) {
-      const int64_t count = std::min<int64_t>(lanes, m * R - i);
-      store_part(out + first * R + i, load_part(c + i, count) * factor, count);
+    for (int64_t i = 0; i < m; ++i) {
+      T* const to = out + (first + i) * xa_columns(R);
+      for (int64_t r = 0; r < R; r += lanes) {
+        const int64_t count = std::min<int64_t>(lanes, R - r);
+        store_part(to + r, load_part(c + i * R + r, count) * factor, count);
+      }
     }
   }
 

@@ -47,7 +47,7 @@ struct AdapterGradient {
             .n = n,
             .k = m,
             .dtype = dtype_of<T>::value,
-            .lda = ad.R,
+            .lda = ad.ld,
             .transpose_a = true,
             .ldb = cols,
             .ldc = cols};
@@ -88,7 +88,7 @@ struct AdapterGradient {
       at += masked_bytes();
     }
     Gemm g = gemm(m, in.size(piece), ad.in);
-    g.a = dyb + first * ad.R;
+    g.a = dyb + first * ad.ld;
     g.b = x + col;
     g.c = da + slot * ad.R * ad.in + col;
     gemm_on_this_thread(ctx, g, at);
@@ -97,7 +97,7 @@ struct AdapterGradient {
   void partial_b(Context& ctx, int64_t chunk, int64_t slot, int64_t piece, const T* xa, std::byte* at) const {
     const int64_t first = rows.begin(chunk), col = out.begin(piece);
     Gemm g = gemm(rows.size(chunk), out.size(piece), ad.out);
-    g.a = xa + first * ad.R;
+    g.a = xa + first * ad.ld;
     g.b = args.dy.as<T>() + first * ad.out + col;
     g.c = db + slot * ad.R * ad.out + col;
     gemm_on_this_thread(ctx, g, at);
@@ -175,7 +175,7 @@ struct InputGradient {
             .n = n,
             .k = ad.R,
             .dtype = dtype,
-            .lda = ad.R,
+            .lda = ad.ld,
             .ldb = n,
             .ldc = n,
             .write = ad.keep != nullptr ? Write::set : Write::add};
@@ -231,7 +231,7 @@ struct InputGradient {
     gemm_on_this_thread(ctx, g, at);
     if (ad.R > 0) {
       g = low_gemm(m, n);
-      g.a = dyb + first * ad.R;
+      g.a = dyb + first * ad.ld;
       g.b = lora_a + ad.R * col;
       g.c = low;
       gemm_on_this_thread(ctx, g, at);
@@ -321,7 +321,8 @@ void backward(Context& ctx, const LinearBackward& args) {
   ArenaScope scope(ctx.arena);
   const Adapter<T> ad(ctx.arena, args, N);
   const int64_t R = ad.R;
-  T *xa = scope.array<T>(N * R), *dyb = scope.array<T>(N * R);
+  const bool forms_xa = args.xa.empty();
+  T *xa = forms_xa ? scope.array<T>(N * ad.ld) : args.xa.as<T>(), *dyb = scope.array<T>(N * ad.ld);
   if (R > 0) {
     ArenaScope sums(ctx.arena);
     const ThinProduct<T> low_x(ctx, N, in, R, true, ad.factor), low_dy(ctx, N, out, R, false, ad.factor);
@@ -331,9 +332,9 @@ void backward(Context& ctx, const LinearBackward& args) {
     if (!ctx.counting()) {
       prepare(ctx, args, N, ad);
       const int64_t items = low_x.rows().count();
-      ctx.pool.parallel_for(2 * items, [&](int64_t item, int worker) {
-        if (item < items) low_x.run_item(ctx, item, args.x.as<T>(), ad.keep, ad.a, xa, scratch.of(worker));
-        else low_dy.run_item(ctx, item - items, args.dy.as<T>(), nullptr, ad.b, dyb, scratch.of(worker));
+      ctx.pool.parallel_for(forms_xa ? 2 * items : items, [&](int64_t item, int worker) {
+        if (item < items) low_dy.run_item(ctx, item, args.dy.as<T>(), nullptr, ad.b, dyb, scratch.of(worker));
+        else low_x.run_item(ctx, item - items, args.x.as<T>(), ad.keep, ad.a, xa, scratch.of(worker));
       });
       gradient.run(ctx, xa, dyb, scratch);
     }

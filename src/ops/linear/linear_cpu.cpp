@@ -56,7 +56,7 @@ void forward(Context& ctx, const LinearForward& args) {
   const Adapter<T> ad(ctx.arena, args, N);
   const int64_t R = ad.R;
   const ThinProduct<T> low(ctx, N, in, R, true, ad.factor);
-  T* xa = scope.array<T>(N * R);
+  T* xa = args.xa.empty() ? scope.array<T>(N * ad.ld) : args.xa.as<T>();
 
   const bool direct = used_directly(w, dtype);
   const Cut panels{out,
@@ -69,8 +69,15 @@ void forward(Context& ctx, const LinearForward& args) {
     return Gemm{.m = m, .n = n, .k = in, .dtype = dtype, .lda = in, .ldb = in, .transpose_b = true, .ldc = n};
   };
   const auto low_gemm = [&](int64_t m, int64_t n) {
-    return Gemm{
-        .m = m, .n = n, .k = R, .dtype = dtype, .lda = R, .ldb = R, .transpose_b = true, .ldc = n, .write = Write::add};
+    return Gemm{.m = m,
+                .n = n,
+                .k = R,
+                .dtype = dtype,
+                .lda = ad.ld,
+                .ldb = R,
+                .transpose_b = true,
+                .ldc = n,
+                .write = Write::add};
   };
   int64_t gemm_bytes = 0;
   for (int64_t panel_rows : panels.sizes()) {
@@ -112,7 +119,7 @@ void forward(Context& ctx, const LinearForward& args) {
       gemm_on_this_thread(ctx, g, scratch.of(worker) + c_bytes);
       if (R > 0) {
         g = low_gemm(m, n);
-        g.a = xa + first * R;
+        g.a = xa + first * ad.ld;
         g.b = ad.b + col * R;
         g.c = c;
         gemm_on_this_thread(ctx, g, scratch.of(worker) + c_bytes);

@@ -36,7 +36,8 @@ constexpr float scale = 1.5F;
 
 struct Layer {
   Case c;
-  Buffer w, bias, a, b, m, norm, x, dy, residual, y, dx, da, db, dm;
+  bool keeps_xa = false;  // from the forward for the backward
+  Buffer w, bias, a, b, m, norm, x, dy, residual, y, xa, dx, da, db, dm;
 
   explicit Layer(const Case& c_)
       : c(c_),
@@ -50,6 +51,7 @@ struct Layer {
         dy(c.dtype, {c.N, c.out}, random_values(count(c.N, c.out), 6)),
         residual(c.dtype, {c.N, c.out}, random_values(count(c.N, c.out), 7)),
         y(c.dtype, {c.N, c.out}),
+        xa(c.dtype, {c.N, xa_columns(c.R)}),
         dx(c.dtype == DType::f32 ? DType::f32 : c.dx_dtype, {c.N, c.in}),
         da(DType::f32, {c.R, c.in}),
         db(DType::f32, {c.out, c.R}),
@@ -67,6 +69,7 @@ struct Layer {
 
   void reset() {
     fill(y, NAN);
+    fill(xa, NAN);
     fill(dx, c.write == Write::set ? NAN : 0.5F);
     fill(da, 0.25F);
     fill(db, -0.25F);
@@ -85,7 +88,8 @@ struct Layer {
                          .dropout = dropout,
                          .x = x.tensor.rows(begin, rows),
                          .residual = when(c.residual, residual.tensor.rows(begin, rows)),
-                         .y = y.tensor.rows(begin, rows)});
+                         .y = y.tensor.rows(begin, rows),
+                         .xa = when(keeps_xa, xa.tensor.rows(begin, rows))});
     linear_backward(ctx, {.weight = weights,
                           .lora_a = when(c.R > 0, a),
                           .lora_b = when(c.R > 0, b),
@@ -94,6 +98,7 @@ struct Layer {
                           .scale = scale,
                           .dropout = dropout,
                           .x = when(c.R > 0, x.tensor.rows(begin, rows)),
+                          .xa = when(keeps_xa, xa.tensor.rows(begin, rows)),
                           .dy = dy.tensor.rows(begin, rows),
                           .dx = dx.tensor.rows(begin, rows),
                           .write = c.write,
@@ -219,6 +224,8 @@ TEST_CASE(
   check_against_reference(t, {.N = 300, .in = 1112, .out = 72, .R = 16, .p = 0.3F});
   check_against_reference(t, {.N = 300, .in = 72, .out = 1112, .R = 12, .p = 0.3F, .residual = true});
   check_against_reference(t, {.N = 4300, .in = 584, .out = 16, .R = 16, .p = 0.1F});
+  check_against_reference(t, {.N = 2100, .in = 136, .out = 1032, .R = 16});
+  check_against_reference(t, {.N = 2100, .in = 72, .out = 1032, .R = 8, .p = 0.1F, .write = Write::add});
 }
 
 TEST_CASE("linear on CUDA: more tiles than multiprocessors are as close to f64 as plain loops") {
@@ -236,6 +243,8 @@ TEST_CASE("linear on CUDA: tiles of whole row chunks give the same bytes") {
                         {.N = 1100, .in = 1352, .out = 256, .R = 72, .p = 0.2F, .write = Write::add, .dora = true},
                         {.N = 1100, .in = 2056, .out = 2048, .R = 8},
                         {.N = 2600, .in = 328, .out = 136, .R = 16, .p = 0.2F},
+                        {.N = 2600, .in = 328, .out = 1032, .R = 16},
+                        {.N = 2600, .in = 72, .out = 1032, .R = 16, .p = 0.2F},
                         {.N = 17100, .in = 72, .out = 200, .R = 16},
                         {.N = 1100, .in = 320, .out = 512, .R = 8, .dtype = DType::f32}}) {
     CAPTURE(name(c));
@@ -246,6 +255,28 @@ TEST_CASE("linear on CUDA: tiles of whole row chunks give the same bytes") {
     CHECK((l.bytes() == expected));
     for (int64_t tile : {row_chunk, 2 * row_chunk, 3 * row_chunk}) {
       CAPTURE(tile);
+      l.run(t, tile);
+      CHECK((l.bytes() == expected));
+    }
+  }
+}
+
+TEST_CASE("linear on CUDA: xa kept from the forward changes no byte") {
+  if (!on_cuda()) return;
+  TestContext t(detect_isa());
+  for (const Case& c : {Case{.N = 1100, .in = 264, .out = 392, .R = 16, .residual = true},
+                        {.N = 2600, .in = 264, .out = 1032, .R = 8},
+                        {.N = 2600, .in = 264, .out = 1032, .R = 16, .p = 0.2F, .dora = true},
+                        {.N = 600, .in = 392, .out = 72, .R = 5, .p = 0.2F, .write = Write::add},
+                        {.N = 1100, .in = 1352, .out = 256, .R = 72, .p = 0.2F, .dora = true},
+                        {.N = 1100, .in = 256, .out = 1352, .R = 32},
+                        {.N = 1100, .in = 320, .out = 512, .R = 8, .dtype = DType::f32}}) {
+    CAPTURE(name(c));
+    Layer l(c);
+    l.run(t, c.N);
+    const std::string expected = l.bytes();
+    l.keeps_xa = true;
+    for (int64_t tile : {c.N, 2 * row_chunk}) {
       l.run(t, tile);
       CHECK((l.bytes() == expected));
     }

@@ -3,7 +3,8 @@
 //
 // A block takes a chunk of 256 rows and a range of columns, and 64 columns at a time: one warpgroup forms the thin
 // product's share of these columns, [256, ranks], the other the chunk's gradient [64, ranks]. The blocks of a chunk are
-// a cluster; each adds the shares of some rows, in order, from the shared memory of all.
+// a cluster; each adds the shares of some rows, in order, from the shared memory of all. A chunk's only block writes
+// 0 + its share.
 #pragma once
 
 #include <algorithm>
@@ -142,17 +143,23 @@ __global__ void __launch_bounds__(threads, 1)
       advance();
     }
     // The ring is read to its end by both warpgroups before the shares take its place.
-    if (p.with_gradient) named_barrier_sync(1, 256);
-    else named_barrier_sync(1, 128);
+    if (p.splits > 1 && p.with_gradient) named_barrier_sync(1, 256);
+    else if (p.splits > 1) named_barrier_sync(1, 128);
     auto* const shares = reinterpret_cast<float*>(ring);  // [rows, ranks]
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float* const to = shares + (64 * i + 16 * warp + lane / 4 + 8 * half) * S::ranks + 2 * (lane % 4);
+        const int row = 64 * i + 16 * warp + lane / 4 + 8 * half, r = 2 * (lane % 4);
+        float* const to = shares + row * S::ranks + r;
+        __nv_bfloat16* const alone = p.low + int64_t{row0 + row} * p.padded + rank0 + r;
 #pragma unroll
-        for (int j = 0; j < S::ranks / 8; ++j)
-          *reinterpret_cast<float2*>(to + 8 * j) = make_float2(low[i][4 * j + 2 * half], low[i][4 * j + 2 * half + 1]);
+        for (int j = 0; j < S::ranks / 8; ++j) {
+          const float2 v = make_float2(low[i][4 * j + 2 * half], low[i][4 * j + 2 * half + 1]);
+          if (p.splits > 1) *reinterpret_cast<float2*>(to + 8 * j) = v;
+          else if (row0 + row < p.rows && rank0 + 8 * j < p.padded)
+            *reinterpret_cast<uint32_t*>(alone + 8 * j) = pack_bf16((0.0F + v.x) * p.factor, (0.0F + v.y) * p.factor);
+        }
       }
     }
   } else if (warpgroup == 2 && p.with_gradient) {
@@ -186,13 +193,12 @@ __global__ void __launch_bounds__(threads, 1)
         }
       }
     }
-    if (p.with_low) named_barrier_sync(1, 256);
+    if (p.with_low && p.splits > 1) named_barrier_sync(1, 256);
   }
-  if (!p.with_low) return;
+  if (!p.with_low || p.splits == 1) return;
 
   __syncwarp();
-  if (p.splits > 1) gemm_sm90_detail::cluster_sync();
-  else __syncthreads();
+  gemm_sm90_detail::cluster_sync();
   // This block's rows of the sum.
   const int own = rows / p.splits, first = static_cast<int>(blockIdx.x) * own;
   constexpr int quads = S::ranks / 4;
@@ -209,7 +215,7 @@ __global__ void __launch_bounds__(threads, 1)
           make_uint2(pack_bf16(sum.x * p.factor, sum.y * p.factor), pack_bf16(sum.z * p.factor, sum.w * p.factor));
     }
   }
-  if (p.splits > 1) gemm_sm90_detail::cluster_sync();  // others still read here
+  gemm_sm90_detail::cluster_sync();  // others still read here
 #endif
 }
 

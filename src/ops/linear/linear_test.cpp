@@ -44,7 +44,8 @@ Weight plain_weight(const Tensor& t) {
 struct Layer {
   Case c;
   std::vector<float> w_values;
-  Buffer w, bias, a, b, m, norm, x, dy, residual, y, dx, da, db, dm;
+  bool keeps_xa = false;  // from the forward for the backward
+  Buffer w, bias, a, b, m, norm, x, dy, residual, y, xa, dx, da, db, dm;
 
   explicit Layer(const Case& c_)
       : c(c_),
@@ -59,6 +60,7 @@ struct Layer {
         dy(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 6)),
         residual(c.dtype, {c.N, c.out}, random_values(static_cast<size_t>(c.N * c.out), 7)),
         y(c.dtype, {c.N, c.out}),
+        xa(c.dtype, {c.N, xa_columns(c.R)}),
         dx(c.dtype == DType::f32 ? DType::f32 : c.dx_dtype, {c.N, c.in}),
         da(DType::f32, {c.R, c.in}),
         db(DType::f32, {c.out, c.R}),
@@ -68,6 +70,7 @@ struct Layer {
   }
   void reset() {
     fill(y, NAN);
+    fill(xa, NAN);
     fill(dx, c.write == Write::set ? NAN : 0.5F);
     fill(da, 0.25F);
     fill(db, -0.25F);
@@ -88,7 +91,8 @@ struct Layer {
                          .dropout = dropout,
                          .x = x.tensor.rows(begin, count),
                          .residual = optional(c.residual, residual.tensor.rows(begin, count)),
-                         .y = y.tensor.rows(begin, count)});
+                         .y = y.tensor.rows(begin, count),
+                         .xa = optional(keeps_xa, xa.tensor.rows(begin, count))});
   }
   void backward(Context& ctx, const Weight& weight, int64_t begin, int64_t count) const {
     Dropout dropout = c.dropout();
@@ -101,6 +105,7 @@ struct Layer {
                           .scale = c.scale,
                           .dropout = dropout,
                           .x = optional(c.R > 0, x.tensor.rows(begin, count)),
+                          .xa = optional(keeps_xa, xa.tensor.rows(begin, count)),
                           .dy = dy.tensor.rows(begin, count),
                           .dx = dx.tensor.rows(begin, count),
                           .write = c.write,
@@ -288,6 +293,26 @@ TEST_CASE("linear: tiles of whole row chunks and any number of threads give the 
   }
 }
 
+TEST_CASE("linear: xa kept from the forward changes no byte") {
+  for (Isa isa : built_isas()) {
+    TestContext t(isa, 2);
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      for (const Case& c : {Case{.N = 300, .in = 96, .out = 136, .R = 16, .dtype = dtype},
+                            {.N = 530, .in = 136, .out = 48, .R = 5, .dtype = dtype, .p = 0.2F, .dora = true},
+                            {.N = 270, .in = 72, .out = 72, .R = 24, .dtype = dtype, .p = 0.3F}}) {
+        CAPTURE(name(c));
+        Layer l(c);
+        const Weight w = plain_weight(l.w);
+        l.run(t, w, c.N);
+        const std::string expected = l.bytes();
+        l.keeps_xa = true;
+        l.run(t, w, row_chunk);
+        CHECK((l.bytes() == expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("linear: a row's y and dx do not depend on the rows beside it") {
   for (Isa isa : built_isas()) {
     TestContext t(isa, 2);
@@ -385,6 +410,9 @@ TEST_CASE("linear: misuse is our own mistake") {
   CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .magnitude = l.m, .x = l.x, .y = l.y}),
                   Error);                                                                     // no norm
   CHECK_THROWS_AS(linear_forward(t, {.weight = w, .bias = l.x, .x = l.x, .y = l.y}), Error);  // bias shape
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .x = l.x, .y = l.y, .xa = l.xa}), Error);   // xa without an adapter
+  CHECK_THROWS_AS(linear_forward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .x = l.x, .y = l.y, .xa = l.y}),
+                  Error);  // xa is not [N, xa_columns(R)]
   CHECK_THROWS_AS(linear_backward(t, {.weight = w, .lora_a = l.a, .lora_b = l.b, .x = l.x, .dy = l.dy, .dx = l.dx}),
                   Error);  // no dA
   CHECK_THROWS_AS(

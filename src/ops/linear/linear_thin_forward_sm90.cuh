@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads, 1)
   for (int i = 0; i < tiles; ++i) {
     Mask<block_rows, forward_slabs, threads> mask;
     if constexpr (masked) {
-      mask.draw(p.keep, thread, row0, p.rows - row0, p.cols, false, [&](int s) { return slab_of(i, s) * slab_cols; });
+      mask.draw(p.keep, thread, row0, p.rows - row0, p.cols, [&](int s) { return slab_of(i, s) * slab_cols; });
     }
     uint8_t* const at_tile = shared + ring.begin_tile(tiles, issue) * stage_bytes;
     if constexpr (masked) {

@@ -1,8 +1,7 @@
 // What an adapter of rank at most 16 asks of x and dy on Hopper, in one kernel each way:
 //
-//   forward    low_x = round(factor * x A^T)
-//   backward   low_n = round(factor * narrow w_n^T);  low_w = round(factor * wide w_w^T), partials_w = wide^T low_n;
-//              partials_n = narrow^T low_w                  with narrow, wide = x, dy or dy, x; w = A, B^T
+//   forward    xa = round(factor * dropout(x) A^T)
+//   backward   dyb = round(factor * dy B), partials_b = dy^T xa, partials_a = dropout(x)^T dyb
 //
 // Tiles of X come through a ring in shared memory; the ranks are the 16 rows of mma's result. A sum over columns is
 // formed in eight ranges of columns, which are added as a balanced tree: so its bits do not depend on how many blocks
@@ -10,7 +9,7 @@
 //
 // Forward: a block takes 32 or 64 rows. Backward: 1, 2, 4 or 8 blocks take a chunk of 256 rows, some ranges each. They
 // exchange their shares through global memory and wait for each other: they are never more than the device runs at once
-// (num_splits). The wide matrix is read once, the narrow one twice. Dropout is drawn where X lies in shared memory.
+// (num_splits). Dropout is drawn where x lies in shared memory.
 //
 // X is read before the kernel before has ended: that kernel must not write x or dy, and must begin with
 // wait_for_previous_kernel.
@@ -37,11 +36,9 @@ constexpr int slab_cols = 64, w_slab_bytes = max_ranks * 128;  // a slab: 64 col
 // Of columns, in slabs.
 inline int64_t range_slabs(int64_t columns) { return ceil_div(ceil_div(columns, slab_cols), ranges); }
 
-// Dropout of X [rows, cols]: what is drawn at the first visit is left in `bytes`, when given, bit c % 8 of byte c / 8
-// of a row.
+// Dropout of X [rows, cols]: what is drawn is left in `bytes`, when given, bit c % 8 of byte c / 8 of a row.
 struct Keep {
   Draws draws;
-  bool any = false;  // whether something is dropped
   uint8_t* bytes = nullptr;
   int64_t stride = 0;  // bytes between rows
 };
@@ -54,22 +51,16 @@ struct Mask {
 
   // `first_col` gives the first column of a slab; `count` rows from row0 exist.
   template <class FirstCol>
-  __device__ void draw(const Keep& k, int thread, int row0, int count, int cols, bool again,
-                       const FirstCol& first_col) {
+  __device__ void draw(const Keep& k, int thread, int row0, int count, int cols, const FirstCol& first_col) {
     bits = ~uint64_t{0};
 #pragma unroll 1
     for (int i = 0; i < rounds; ++i) {
       const int item = thread + i * all, line = item / 8 % lines, col = first_col(item / (8 * lines)) + item % 8 * 8;
       if (item >= items || line >= count || col >= cols) continue;
       uint8_t* const byte = k.bytes != nullptr ? k.bytes + (row0 + line) * k.stride + col / 8 : nullptr;
-      uint32_t b;
-      if (again) {
-        b = *byte;
-      } else {
-        const uint64_t block = (static_cast<uint64_t>(k.draws.row_begin + row0 + line) * cols + col) / 4;
-        b = kept_of_four(k.draws, block) | kept_of_four(k.draws, block + 1) << 4;
-        if (byte != nullptr) *byte = static_cast<uint8_t>(b);
-      }
+      const uint64_t block = (static_cast<uint64_t>(k.draws.row_begin + row0 + line) * cols + col) / 4;
+      const uint32_t b = kept_of_four(k.draws, block) | kept_of_four(k.draws, block + 1) << 4;
+      if (byte != nullptr) *byte = static_cast<uint8_t>(b);
       bits ^= static_cast<uint64_t>(b ^ 0xFFU) << (8 * i);
     }
   }
@@ -114,6 +105,13 @@ struct Tree {
 // 16 bytes `chunk` of a line of a slab.
 __device__ inline uint32_t at(uint32_t slab, int line, int chunk) {
   return slab + line * 128 + ((chunk ^ (line & 7)) << 4);
+}
+
+// An 8x8 matrix of 16 bits, two of a row in each thread, turned.
+__device__ inline uint32_t transposed(uint32_t m) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(m));
+  return result;
 }
 
 // Full and empty stages of a ring whose loads are begun by thread 0 of those that use them: tile i takes the place of
@@ -170,13 +168,11 @@ struct Operand {
   int64_t cols = 0;
   const void* w = nullptr;
   Dropout dropout;           // of x
-  uint32_t* keep = nullptr;  // [rows, keep_words(cols)] (drop, linear_adapter.cuh), out with dropout in the backward
+  uint32_t* keep = nullptr;  // [rows, keep_words(cols)] (drop, linear_adapter.cuh) out, may be null
   void* low = nullptr;
   float* partials = nullptr;
 
-  Keep kept() const {
-    return {draws_of(dropout), dropout.p > 0, reinterpret_cast<uint8_t*>(keep), keep_words(cols) * 4};
-  }
+  Keep kept() const { return {draws_of(dropout), reinterpret_cast<uint8_t*>(keep), keep_words(cols) * 4}; }
 };
 
 template <auto kernel, class... Arguments>

@@ -9,7 +9,8 @@
 # The tests' tensors lie in one allocation, so memcheck finds accesses that are misaligned, or outside shared memory or that
 # allocation, but not one just beside a tensor; racecheck looks at shared memory.
 # racecheck (CUDA 13.0) does not follow an mbarrier at which one lane arrives for its warp, even if no other lane has read, nor, by what
-# it reported, a __syncthreads that warps reach by different code. The kernels avoid both, so what it reports is to be looked at.
+# it reported, a __syncthreads that warps reach by different code. Where plain loads and stores are ordered so, all readers arrive
+# or the word is an atomic; so what it reports is to be looked at.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,6 +25,8 @@ list=(
   'attention-backward|attention_backward on CUDA: any number of tokens'     # narrow and wide, causal and windows
   'decode|attention_decode on CUDA: every width*'
   'matvec|weight_matvec: rows of interleaved heads*'
+  'projections|projections: matrices of several formats*'                   # norms, gates, several matrices in one launch
+  'append|attention_append*'
   'head|linear_cross_entropy on cuda: peaked rows*'                         # head_sm90, by rows
   'head-blocks|linear_cross_entropy on cuda: skipping by blocks*'
 )

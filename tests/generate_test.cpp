@@ -165,6 +165,18 @@ TEST_CASE(
   CHECK(seen == 31);
 }
 
+// What the generator holds is not in units of the arena's alignment then.
+TEST_CASE("generate: vocabularies of any size") {
+  for (int64_t size : {319, 317, 257}) {
+    CAPTURE(size);
+    OracleModel m("llama-gqa");
+    m.model->config.vocab_size = m.model->head.rows = size;
+    ThreadPool pool(2);
+    Generator generator(pool, *m.model, {.max_sequences = 1, .max_tokens = 64});
+    CHECK(generator.generate(GenerateRequest{.prompt = {1, 7, 5}, .max_new_tokens = 4}, {}).tokens.size() == 4);
+  }
+}
+
 TEST_CASE("generate: a prompt that is empty or too long is refused") {
   OracleModel m("llama-gqa");
   ThreadPool pool(1);

@@ -27,16 +27,18 @@ int64_t measured_peak(TestContext& ctx, OracleModel& m, const Spans& spans, cons
 }
 
 // What the search adds up against priced steps: the arena to the byte, pinned memory within its budget. Returns how many layers of all candidates keep in host memory.
-int64_t check_search(const PlanRequest& request, int64_t host_budget) {
+int64_t check_search(PlanRequest request, int64_t host_budget) {
+  request.host_budget_bytes = host_budget;
   int64_t hosted = 0;
   const Candidate* leaner = nullptr;
-  const std::vector<Candidate> found = search_schedules(request, host_budget);
+  const std::vector<Candidate> found = search_schedules(request);
   for (const Candidate& c : found) {
     CAPTURE(c.schedule.describe());
     int64_t pinned = 0;
     CHECK(c.step_bytes == price_step(request, c.schedule, request.train.front(), nullptr, &pinned));
+    CHECK(c.pinned_bytes == pinned);
     CHECK(pinned <= host_budget);
-    if (leaner != nullptr) CHECK((c.step_bytes > leaner->step_bytes && c.cost < leaner->cost));
+    if (leaner != nullptr) CHECK((c.held_bytes() > leaner->held_bytes() && c.cost < leaner->cost));
     leaner = &c;
     hosted +=
         std::count_if(c.schedule.segments.begin(), c.schedule.segments.end(), [](const Segment& s) { return s.host; });
@@ -112,12 +114,52 @@ TEST_CASE("plan: a CUDA device need not be here to be planned for, with a budget
   }
   longer.offload = "true";
   longer.segment_size = 1;
-  CHECK_THROWS_WITH_AS(search_schedules(longer, 1000), doctest::Contains("give more host_memory"), Error);
+  longer.host_budget_bytes = 1000;
+  CHECK_THROWS_WITH_AS(search_schedules(longer), doctest::Contains("give more host_memory"), Error);
   const Plan plan = make_plan(request);
   CHECK(plan.fits());
   CHECK(plan.weight_bytes == m.model->device_bytes());
   CHECK(plan.step_bytes > 900 * m.model->config.hidden_size * 2 * m.model->config.num_layers);
   CHECK(plan_table(plan).find("no CUDA device is here") != std::string::npos);
+}
+
+// In builds with the CUDA backend: host memory belongs to CUDA's schedules.
+TEST_CASE("plan: layer counts that the search's steps do not divide, and adapters in the last layers only") {
+  try {
+    is_here(Device::cuda());
+  } catch (const Error&) {
+    return;  // no backend
+  }
+  OracleModel m("llama-gqa");
+  Model& model = *m.model;
+  const std::vector<DecoderLayer> given = model.layers;
+  model.layers.clear();
+  model.config.layers.clear();
+  model.config.num_layers = 35;
+  for (int64_t l = 0; l < model.config.num_layers; ++l) {
+    DecoderLayer layer = given[static_cast<size_t>(l) % given.size()];
+    for (LoraLinear* linear : {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down})
+      linear->layer = l;
+    model.layers.push_back(layer);
+    model.config.layers.push_back(layer.config);
+  }
+  for (int64_t last_layers : {-1, 4}) {
+    const AdapterLayout layout(model.config, {.rank = 8, .alpha = 16, .last_layers = last_layers});
+    PlanRequest deep{.model = model, .layout = layout, .train = {{Spans::one(200000), 300}}, .device = Device::cuda()};
+    deep.host_budget_bytes = int64_t{1} << 40;
+    for (const char* level : {"", "all"}) {
+      deep.level = level;
+      CHECK(check_search(deep, int64_t{1} << 40) > 0);
+    }
+    const std::vector<Candidate> found = search_schedules(deep);
+    const auto keeps_all = [&](const Segment& s) {
+      return s.size() == 1 && (s.level == Level::all || s.begin < layout.entries().front().layer);
+    };
+    CHECK(std::all_of(found.back().schedule.segments.begin(), found.back().schedule.segments.end(), keeps_all));
+    for (const Candidate& c : found) {
+      for (const Segment& s : c.schedule.segments) CHECK((!s.host || s.begin >= layout.entries().front().layer));
+    }
+  }
 }
 
 }  // namespace sluice::test

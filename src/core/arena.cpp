@@ -31,7 +31,9 @@ void Arena::Release::operator()(std::byte* p) const {
 
 Arena Arena::counting(Device device) { return Arena(device); }
 
+// What an arena hands out is whole units of `alignment`, so its capacity is too.
 Arena Arena::allocate(Device device, int64_t capacity_bytes) {
+  capacity_bytes = round_up(capacity_bytes, alignment);
   if (device.type == DeviceType::cuda) {
     Arena arena(device);
     arena.memory_ = {device_allocate(device, capacity_bytes), Release{Kind::device, device, capacity_bytes}};
@@ -51,6 +53,7 @@ Arena Arena::allocate(Device device, int64_t capacity_bytes) {
 }
 
 Arena Arena::pinned(int64_t capacity_bytes) {
+  capacity_bytes = round_up(capacity_bytes, alignment);
   Arena arena(Device::cpu());
   arena.memory_ = {pinned_allocate(capacity_bytes), Release{Kind::pinned, Device::cpu(), capacity_bytes}};
   arena.capacity_ = capacity_bytes;
@@ -58,6 +61,7 @@ Arena Arena::pinned(int64_t capacity_bytes) {
 }
 
 Arena Arena::part_of(Arena& whole, int64_t capacity_bytes) {
+  capacity_bytes = round_up(capacity_bytes, alignment);
   Arena arena(whole.device_);
   std::byte* memory = whole.bytes(capacity_bytes);
   if (whole.is_counting()) return arena;

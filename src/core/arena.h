@@ -29,6 +29,7 @@ class Arena {
  public:
   static constexpr int64_t alignment = 256;
 
+  // Capacities are rounded up to whole units of `alignment`, as what is handed out is.
   static Arena counting(Device device);
   // On the CPU maps and touches `capacity_bytes`, so that what is planned is resident from the start; on a CUDA device one
   // plain allocation (core/device.h).

@@ -37,6 +37,8 @@ TEST_CASE("arena: a full arena throws out_of_memory and stays usable") {
   Arena arena = Arena::allocate(Device::cpu(), 1024);
   CHECK_THROWS_AS(arena.bytes(2000), Error);
   CHECK_NOTHROW(arena.bytes(1024));
+  Arena odd = Arena::allocate(Device::cpu(), 1276);
+  CHECK_NOTHROW(odd.bytes(1276));
 }
 
 TEST_CASE("arena: a part hands out its bytes again and again, no others, and counts where the whole counts") {
@@ -72,13 +74,20 @@ TEST_CASE("system memory: what is available is bounded by the machine and by eac
   write("sys/fs/cgroup/jobs/memory.max", "300000000\n");
   write("sys/fs/cgroup/jobs/memory.current", "200000000\n");
   CHECK(available_memory(root) == 100000000);
-  write("sys/fs/cgroup/jobs/memory.stat", "anon 7\ninactive_file 50000000\nactive_file 9\n");
+  write("sys/fs/cgroup/jobs/memory.stat", "anon 7\ninactive_file 40000000\nactive_file 10000000\n");
   CHECK(available_memory(root) == 150000000);
   write("sys/fs/cgroup/memory/memory.limit_in_bytes", "90000000\n");
   write("sys/fs/cgroup/memory/memory.usage_in_bytes", "80000000\n");
   CHECK(available_memory(root) == 10000000);
+  write("proc/self/cgroup", "9:cpu:/jobs/mine\n4:memory,hugetlb://slurm/job\n0::/../../jobs/mine\n");
+  write("sys/fs/cgroup/memory/slurm/job/memory.limit_in_bytes", "7000000\n");
+  write("sys/fs/cgroup/memory/slurm/job/memory.usage_in_bytes", "1000000\n");
+  CHECK(available_memory(root) == 6000000);
   write("sys/fs/cgroup/memory/memory.usage_in_bytes", "95000000\n");
   CHECK(available_memory(root) == 0);
+  std::filesystem::remove(root / "proc/meminfo");
+  write("sys/fs/cgroup/memory/memory.usage_in_bytes", "85000000\n");
+  CHECK(available_memory(root) == 5000000);
 }
 
 TEST_CASE("spans: most_lines is the largest count over all blocks of consecutive tokens") {

@@ -1,10 +1,12 @@
 #include "core/system_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace sluice {
 
@@ -24,11 +26,21 @@ std::optional<int64_t> number_in(const fs::path& path, const std::string& key = 
   return std::nullopt;
 }
 
-// What one control group leaves. Pages of files that were not read of late count as free: the kernel drops them first.
-std::optional<int64_t> left_in(const fs::path& group, const char* limit, const char* usage, const char* droppable) {
-  const auto most = number_in(group / limit), used = number_in(group / usage);
+struct GroupFiles {
+  const char *limit, *usage;
+  std::array<const char*, 2>
+      droppable;  // lines of memory.stat: pages of files, which the kernel drops before it refuses memory
+};
+constexpr GroupFiles version_1 = {
+    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+constexpr GroupFiles version_2 = {"memory.max", "memory.current", {"inactive_file", "active_file"}};
+
+std::optional<int64_t> left_in(const fs::path& group, const GroupFiles& files) {
+  const auto most = number_in(group / files.limit), used = number_in(group / files.usage);
   if (!most || !used) return std::nullopt;
-  return std::max<int64_t>(0, *most - *used + number_in(group / "memory.stat", droppable).value_or(0));
+  int64_t left = *most - *used;
+  for (const char* line : files.droppable) left += number_in(group / "memory.stat", line).value_or(0);
+  return std::max<int64_t>(0, left);
 }
 
 }  // namespace
@@ -39,24 +51,32 @@ ProcessMemory process_memory() {
 }
 
 int64_t available_memory(const fs::path& root) {
-  int64_t available = number_in(root / "proc/meminfo", "MemAvailable:").value_or(0) * 1024;
+  std::optional<int64_t> available = number_in(root / "proc/meminfo", "MemAvailable:");
+  if (available) *available *= 1024;
   const auto at_most = [&](std::optional<int64_t> left) {
-    if (left) available = std::min(available, *left);
+    if (left) available = std::min(available.value_or(*left), *left);
   };
-  // Version 2: the process' group and those around it. Inside a container the path is "/" and names the container's own.
   const fs::path control = root / "sys/fs/cgroup";
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (!line.starts_with("0::/")) continue;
-    fs::path group = line.substr(4);
-    for (;; group = group.parent_path()) {
-      at_most(left_in(control / group, "memory.max", "memory.current", "inactive_file"));
+  // A process' group and those around it; a container names its own, or sees it at the top.
+  const auto walk = [&](const fs::path& top, std::string_view path, const GroupFiles& files) {
+    while (path.starts_with('/')) path.remove_prefix(1);
+    for (fs::path group = path;; group = group.parent_path()) {
+      at_most(left_in(top / group, files));
       if (group.empty()) break;
     }
+  };
+  walk(control / "memory", "", version_1);
+  std::ifstream groups(root / "proc/self/cgroup");  // "0::/path", or of version 1 "4:memory:/path"
+  for (std::string line; std::getline(groups, line);) {
+    const size_t second = line.find(':', line.find(':') + 1);
+    if (second == std::string::npos) continue;
+    const std::string_view path = std::string_view(line).substr(second + 1);
+    if (line.starts_with("0::")) walk(control, path, version_2);
+    else if (("," + line.substr(line.find(':') + 1, second - line.find(':') - 1) + ",").find(",memory,") !=
+             std::string::npos)
+      walk(control / "memory", path, version_1);
   }
-  // Version 1, as a container sees it.
-  at_most(left_in(control / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"));
-  return available;
+  return available.value_or(0);
 }
 
 }  // namespace sluice

@@ -43,17 +43,20 @@ class DecodeStep {
   };
   bool is_plain(const LoraLinear& l) const { return l.bias.empty() && adapter_.lora(l.layer, l.module).empty(); }
 
-  // y_i = [magnitude / norm *] (x W_i^T + scale * (x A_i^T) B_i^T) + bias, with a weight for a norm of norm(x).
-  void project(const std::vector<Output>& outputs, Tensor x, Tensor norm_weight = {}) {
+  // y_i = [magnitude / norm *] (x W_i^T + scale * (x A_i^T) B_i^T) + bias, with a norm's weight of norm(x).
+  void project(const std::vector<Output>& outputs, Tensor x, std::optional<Tensor> norm_weight = {}) {
     ArenaScope scope(ctx_.arena);
-    Projections all{.x = x, .norm = norm_of(norm_weight)};
+    Projections all{
+        .x = x,
+    };
+    if (norm_weight) all.norm = norm_of(*norm_weight);
     const bool adapted = std::any_of(outputs.begin(), outputs.end(), [&](const Output& o) {
       return !adapter_.lora(o.linear->layer, o.linear->module).empty();
     });
     if (all.norm) {
       const Tensor normed = scope.like(x);
       if (adapted) {  // which reads it too
-        norm(x, norm_weight, normed);
+        norm(x, *norm_weight, normed);
         all.x = normed;
         all.norm.reset();
       }
@@ -130,9 +133,8 @@ class DecodeStep {
   }
 
  private:
-  std::optional<Projections::Norm> norm_of(Tensor weight) const {
-    if (weight.empty()) return std::nullopt;
-    return Projections::Norm{.weight = weight, .eps = model_.config.rms_norm_eps, .offset = model_.config.norm_offset};
+  Projections::Norm norm_of(Tensor weight) const {
+    return {.weight = weight, .eps = model_.config.rms_norm_eps, .offset = model_.config.norm_offset};
   }
 
   // x += norm(y)

@@ -16,12 +16,6 @@ namespace {
 // Left to the driver: allocations are whole pages of 2 MiB, and kernels are loaded at their first launch.
 constexpr int64_t device_reserve_bytes = int64_t{128} << 20;
 
-// The device's page tables of pinned memory: 8 bytes for 4 KiB (measured on one H200), in pages of 2 MiB.
-int64_t mapping_bytes(int64_t pinned_bytes) {
-  constexpr int64_t page = int64_t{2} << 20;
-  return (pinned_bytes / 512 + page - 1) / page * page;
-}
-
 int64_t free_memory(Device device) {
   check(is_here(device), ErrorCode::bad_config,
         "there is no CUDA device whose memory could be the budget; give --memory, such as 24GiB");
@@ -51,8 +45,9 @@ int64_t price_forward(const PlanRequest& request, const Schedule& schedule, cons
 }
 
 // Half of what is free: pinned pages are lost to everybody else for the whole run.
-int64_t host_budget(const PlanRequest& request) {
-  return request.host_budget_bytes > 0 ? request.host_budget_bytes : available_memory() / 2;
+PlanRequest with_host_budget(PlanRequest request) {
+  if (request.host_budget_bytes == 0) request.host_budget_bytes = available_memory() / 2;
+  return request;
 }
 
 int64_t process_bytes(const PlanRequest& request) { return request.process_bytes ? request.process_bytes() : 0; }
@@ -66,7 +61,7 @@ Plan describe_around(const PlanRequest& request) {
   plan.parameter_bytes = resident_bytes(request.layout);
   plan.process_bytes = process_bytes(request);
   plan.budget_bytes = request.budget_bytes > 0 ? request.budget_bytes : free_memory(request.device);
-  plan.host_budget_bytes = host_budget(request);
+  plan.host_budget_bytes = request.host_budget_bytes;
   return plan;
 }
 
@@ -124,9 +119,10 @@ int64_t price_step(const PlanRequest& request, const Schedule& schedule, const B
   });
 }
 
-Plan make_plan(const PlanRequest& request) {
-  SLUICE_ASSERT(!request.train.empty());
-  const std::vector<Candidate> found = search_schedules(request, host_budget(request));
+Plan make_plan(const PlanRequest& asked) {
+  SLUICE_ASSERT(!asked.train.empty());
+  const PlanRequest request = with_host_budget(asked);
+  const std::vector<Candidate> found = search_schedules(request);
   const double fastest = found.back().cost;
   const Plan around = describe_around(request);
   const int64_t for_step = around.budget_bytes - around.weight_bytes - around.parameter_bytes - around.process_bytes;
@@ -134,7 +130,7 @@ Plan make_plan(const PlanRequest& request) {
   for (int64_t less = 0;;) {
     const Candidate* best = nullptr;
     for (const Candidate& c : found) {
-      if (c.step_bytes <= for_step - less) best = &c;
+      if (c.held_bytes() <= for_step - less) best = &c;
     }
     const Candidate& chosen = best != nullptr ? *best : found.front();
     const Plan plan = describe(request, chosen.schedule, chosen.cost / fastest);
@@ -143,8 +139,9 @@ Plan make_plan(const PlanRequest& request) {
   }
 }
 
-std::vector<Plan> candidate_plans(const PlanRequest& request) {
-  const std::vector<Candidate> found = search_schedules(request, host_budget(request));
+std::vector<Plan> candidate_plans(const PlanRequest& asked) {
+  const PlanRequest request = with_host_budget(asked);
+  const std::vector<Candidate> found = search_schedules(request);
   const double fastest = found.back().cost;
   // Thinned to steps of at least 10 % in memory.
   std::vector<Plan> plans;
@@ -178,7 +175,7 @@ std::string plan_table(const Plan& plan) {
   const bool assumed = !is_here(plan.device);
   row("process", plan.process_bytes,
       assumed ? "CUDA's context and kernels"
-      : cuda  ? "CUDA's context and kernels, and other processes"
+      : cuda  ? "CUDA's context, kernels and tables of pinned memory, and other processes"
               : "program, tokenizer, data, kernels");
   row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
   if (plan.pinned_bytes > 0)
@@ -223,6 +220,7 @@ Json plan_json(const Plan& plan) {
           {"tile", plan.schedule.tile},
           {"head", plan.schedule.head == HeadSchedule::by_rows ? "by_rows" : "by_blocks"},
           {"head_rows", plan.schedule.head_rows},
+          {"offload", plan.schedule.offload},
           {"segments", std::move(segments)}};
 }
 

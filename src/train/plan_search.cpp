@@ -77,7 +77,10 @@ int64_t passed_numbers(const DecoderLayer& l) {
 class CostModel {
  public:
   explicit CostModel(const PlanRequest& request, const BatchShape& shape)
-      : request_(request), rates_(rates_of(request.device)), tokens_(shape.spans.num_tokens()) {
+      : request_(request),
+        rates_(rates_of(request.device)),
+        tokens_(shape.spans.num_tokens()),
+        first_adapted_(request.layout.entries().front().layer) {
     const auto tokens = static_cast<double>(tokens_);
     for (const DecoderLayer& l : request.model.layers) {
       const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
@@ -94,6 +97,7 @@ class CostModel {
     input_bytes_ = static_cast<double>(size_of(request.dtype) * request.model.config.hidden_size) * tokens;
   }
 
+  int64_t first_adapted() const { return first_adapted_; }  // the backward stops above it
   int64_t saved_bytes(size_t layer, Level level) const { return saved_[layer][static_cast<size_t>(level)]; }
 
   double layers(const Choice& choice, const Schedule& like) const {
@@ -105,21 +109,24 @@ class CostModel {
       add_layer(time, l, keep.level, like.tile);
       if (keep.host && ++hosted[choice[l]] > 2) away += saved_bytes(l, keep.level);  // the last two of a level stay
     }
-    return total(time, like.offload, static_cast<int64_t>(choice.size()), static_cast<double>(away));
+    const auto num_segments = static_cast<int64_t>(choice.size()) - first_adapted_;
+    return total(time, like.offload, num_segments, static_cast<double>(away));
   }
 
   double segments(const Schedule& schedule) const {
     Phases time;
+    int64_t num_segments = 0;
     for (const Segment& s : schedule.segments) {
+      num_segments += s.end > first_adapted_ ? 1 : 0;
       for (int64_t l = s.begin; l < s.end; ++l) {
         const auto i = static_cast<size_t>(l);
         const bool last = l + 1 == s.end;
         add_layer(time, i, s.size() == 1 || !last ? s.level : Level::input, schedule.tile);
-        if (s.size() > 1 && !last)
+        if (s.size() > 1 && !last && s.end > first_adapted_)
           time.backward += forward(i, schedule.tile) + attention_forward(i);  // the redo inside a segment
       }
     }
-    return total(time, schedule.offload, static_cast<int64_t>(schedule.segments.size()), 0);
+    return total(time, schedule.offload, num_segments, 0);
   }
 
  private:
@@ -130,6 +137,7 @@ class CostModel {
   void add_layer(Phases& time, size_t l, Level kept, int64_t tile) const {
     const double once = forward(l, tile);
     time.forward += once + attention_forward(l);
+    if (static_cast<int64_t>(l) < first_adapted_) return;
     time.backward += once + 1.5 * passes_[l] + 2.5 * attention_[l] / rates_.attention_backward;
     const Weight& down = request_.model.layers[l].down.weight;
     if (kept != Level::all) time.backward += once - linear(static_cast<double>(down.rows * down.cols), tile);
@@ -159,7 +167,7 @@ class CostModel {
 
   const PlanRequest& request_;
   Rates rates_;
-  int64_t tokens_;
+  int64_t tokens_, first_adapted_;
   double input_bytes_ = 0;
   std::vector<double> attention_, passes_;
   std::vector<std::array<int64_t, 3>> saved_;
@@ -314,23 +322,27 @@ std::vector<int64_t> segment_sizes(int64_t num_layers, int64_t wanted) {
 
 // Which assignments of ways to layers are looked at: the last layers keep everything on the device, since their memory is the first to be given back; of the others
 // `hosted`, evenly spread so that copies have time, keep everything in host memory; of what is left the last keep attention on the device, the rest what `rest` says.
-void for_each_choice(int64_t num_layers, bool offload, const std::function<void(const Choice&)>& visit) {
+// Layers below `first`, which no backward reaches, keep their inputs alone.
+void for_each_choice(int64_t num_layers, int64_t first, bool offload, const std::function<void(const Choice&)>& visit) {
   const int64_t L = num_layers;
-  // With a third dimension to search, long models are looked at in larger steps.
+  // With a third dimension to search, long models are looked at in larger steps; the last is shorter.
   const int64_t step = offload ? std::max<int64_t>(1, L / 16) : 1;
   for (uint8_t rest : {input, host_attention}) {
     if (rest == host_attention && !offload) continue;
-    for (int64_t whole = 0; whole <= L; whole += step) {
-      const int64_t before = L - whole;
-      for (int64_t hosted = 0; hosted <= (offload ? before : 0); hosted += step) {
+    for (int64_t whole = 0; whole <= L - first;
+         whole = whole == L - first ? L + 1 : std::min(whole + step, L - first)) {
+      const int64_t count = L - whole - first, most = offload ? count : 0;
+      for (int64_t hosted = 0; hosted <= most; hosted = hosted == most ? L + 1 : std::min(hosted + step, most)) {
         Choice choice(static_cast<size_t>(L), rest);
         for (int64_t l = 0; l < L; ++l) {
           auto& way = choice[static_cast<size_t>(l)];
-          if (l >= before) way = all;
-          else if ((l + 1) * hosted / before > l * hosted / before) way = host_all;
+          const int64_t i = l - first;
+          if (i < 0) way = input;
+          else if (i >= count) way = all;
+          else if ((i + 1) * hosted / count > i * hosted / count) way = host_all;
         }
         visit(choice);
-        for (int64_t l = before; l-- > 0;) {
+        for (int64_t l = first + count; l-- > first;) {
           auto& way = choice[static_cast<size_t>(l)];
           if (way != rest) continue;
           way = attention;
@@ -356,7 +368,7 @@ class Front {
  private:
   void prune() {
     std::sort(found_.begin(), found_.end(), [](const Candidate& a, const Candidate& b) {
-      return std::pair(a.step_bytes, a.cost) < std::pair(b.step_bytes, b.cost);
+      return std::pair(a.held_bytes(), a.cost) < std::pair(b.held_bytes(), b.cost);
     });
     size_t count = 0;
     for (Candidate& c : found_) {
@@ -388,7 +400,7 @@ const BatchShape& largest_batch(const PlanRequest& request) {
   });
 }
 
-std::vector<Candidate> search_schedules(const PlanRequest& request, int64_t host_budget_bytes) {
+std::vector<Candidate> search_schedules(const PlanRequest& request) {
   const BatchShape& shape = largest_batch(request);
   const CostModel cost(request, shape);
   const int64_t L = request.model.config.num_layers;
@@ -413,18 +425,21 @@ std::vector<Candidate> search_schedules(const PlanRequest& request, int64_t host
       const Schedule& like = heads.front().like;
       const auto within_host = [&](int64_t pinned) {
         least_pinned = std::min(least_pinned, pinned);
-        return pinned <= host_budget_bytes;
+        return pinned <= request.host_budget_bytes;
       };
       if (request.segment_size <= 1) {
         const PhaseTable table = phase_table(request, cost, like, shape);
-        for_each_choice(L, offload, [&](const Choice& choice) {
-          if (!std::all_of(choice.begin(), choice.end(), [&](uint8_t way) { return allowed(keeps[way].level); }))
+        for_each_choice(L, cost.first_adapted(), offload, [&](const Choice& choice) {
+          if (!std::all_of(choice.begin() + cost.first_adapted(), choice.end(),
+                           [&](uint8_t way) { return allowed(keeps[way].level); }))
             return;
-          if (!within_host(table.pinned(choice))) return;
+          const int64_t pinned = table.pinned(choice);
+          if (!within_host(pinned)) return;
           const double layers_cost = cost.layers(choice, like);
           for (const Head& head : heads) {
             front.add({.schedule = with_choice(head.like, choice),
                        .step_bytes = table.peak(choice, head.bytes),
+                       .pinned_bytes = pinned,
                        .cost = layers_cost + head.cost});
           }
         });
@@ -441,8 +456,10 @@ std::vector<Candidate> search_schedules(const PlanRequest& request, int64_t host
           const double layers_cost = cost.segments(schedule);
           for (const Head& head : heads) {
             schedule.head_rows = head.like.head_rows;
-            front.add(
-                {.schedule = schedule, .step_bytes = peak_with_head(log, head.bytes), .cost = layers_cost + head.cost});
+            front.add({.schedule = schedule,
+                       .step_bytes = peak_with_head(log, head.bytes),
+                       .pinned_bytes = pinned,
+                       .cost = layers_cost + head.cost});
           }
         }
       }
@@ -452,7 +469,7 @@ std::vector<Candidate> search_schedules(const PlanRequest& request, int64_t host
         fmt::format(
             "offload: true takes {} of pinned host memory at least, and {} are allowed; give more host_memory, or "
             "offload: auto",
-            gib(least_pinned), gib(host_budget_bytes)));
+            gib(least_pinned), gib(request.host_budget_bytes)));
   return found;
 }
 

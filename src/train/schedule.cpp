@@ -19,7 +19,8 @@ std::string Schedule::describe() const {
   struct Count {
     int64_t layers = 0, host = 0;
     std::string text(const char* what) const {
-      return fmt::format("{} {}{}", layers, what, host > 0 ? fmt::format(" ({} in host memory)", host) : std::string());
+      return fmt::format("{} {}{}", layers, what,
+                         host > 0 ? fmt::format(" ({} through host memory)", host) : std::string());
     }
   } attention, all;
   for (const Segment& s : segments) {

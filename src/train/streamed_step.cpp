@@ -228,13 +228,19 @@ void segment_backward(Context& ctx, Stream& stream, const Segment& segment, cons
 // copies wait in pinned memory. Input i lies in buffer i % 3 and is copied by slot i % 3.
 class Inputs {
  public:
-  Inputs(Context& ctx, Stream& stream, const StepSettings& settings, int64_t num_segments)
-      : ctx_(ctx), stream_(stream), num_segments_(num_segments), offload_(settings.schedule.offload) {
+  // `first`: the first segment that the backward reaches.
+  Inputs(Context& ctx, Stream& stream, const StepSettings& settings, int64_t first)
+      : ctx_(ctx),
+        stream_(stream),
+        num_segments_(static_cast<int64_t>(settings.schedule.segments.size())),
+        first_(first),
+        offload_(settings.schedule.offload) {
     if (!offload_) return;
     SLUICE_ASSERT(settings.pinned != nullptr);
     pinned_.emplace(*settings.pinned);
     for (Tensor& t : ring_) t = stream.activations();
-    for (int64_t i = 0; i + 1 < num_segments; ++i) away_.push_back(pinned_->like(ring_[0]));
+    away_.resize(static_cast<size_t>(num_segments_));
+    for (int64_t i = first; i + 1 < num_segments_; ++i) away_[static_cast<size_t>(i)] = pinned_->like(ring_[0]);
   }
 
   Tensor first() { return offload_ ? ring_[0] : stream_.activations(); }
@@ -242,7 +248,8 @@ class Inputs {
   // Where segment i writes its output; its input x begins to leave. The last one stays: the backward begins with it.
   Tensor next(int64_t i, Tensor x) {
     if (!offload_) return stream_.activations();
-    if (i + 1 < num_segments_) copy_aside(ctx_, {.from = x, .to = away_[static_cast<size_t>(i)], .slot = slot(i)});
+    if (i >= first_ && i + 1 < num_segments_)
+      copy_aside(ctx_, {.from = x, .to = away_[static_cast<size_t>(i)], .slot = slot(i)});
     if (i >= 2) wait_aside(ctx_, {.slot = slot(i + 1)});  // input i - 2 has left
     return ring_[static_cast<size_t>(slot(i + 1))];
   }
@@ -251,7 +258,7 @@ class Inputs {
   void bring_back(int64_t i) {
     if (!offload_) return;
     if (i + 1 < num_segments_) wait_aside(ctx_, {.slot = slot(i)});
-    if (i == 0) return;
+    if (i <= first_) return;
     copy_aside(ctx_, {.from = away_[static_cast<size_t>(i - 1)],
                       .to = ring_[static_cast<size_t>(slot(i - 1))],
                       .slot = slot(i - 1)});
@@ -267,7 +274,7 @@ class Inputs {
 
   Context& ctx_;
   Stream& stream_;
-  int64_t num_segments_;
+  int64_t num_segments_, first_;
   bool offload_;
   std::array<Tensor, 3> ring_;
   std::vector<Tensor> away_;
@@ -376,7 +383,9 @@ double forward_backward(Context& ctx, const Model& model, const Adapter& adapter
   stream.share_kv(/*with_gradients=*/true);
   Tensor d = stream.activations();
 
-  Inputs inputs(ctx, stream, settings, static_cast<int64_t>(schedule.segments.size()));
+  const auto reached = std::find_if(schedule.segments.begin(), schedule.segments.end(),
+                                    [&](const Segment& s) { return s.end > first_adapted; });
+  Inputs inputs(ctx, stream, settings, reached - schedule.segments.begin());
   HostSaved host_attention(ctx, stream, settings, Level::attention), host_all(ctx, stream, settings, Level::all);
   const auto host_saved = [&](const Segment& s) -> HostSaved& {
     return s.level == Level::all ? host_all : host_attention;

@@ -225,11 +225,12 @@ void Run::start() {
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("the leanest plan needs {} and the budget is {}: {} are missing; lower max_seq_length, "
                             "batch_size or lora_parameters.rank, "
-                            "or give more --memory",
-                            gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes())));
+                            "or give more --memory{}",
+                            gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes()),
+                            plan_.device.type == DeviceType::cuda ? " or --host_memory" : ""));
   }
   const int64_t available = available_memory();
-  check(plan_.pinned_bytes <= available, ErrorCode::out_of_memory,
+  check(available == 0 || plan_.pinned_bytes <= available, ErrorCode::out_of_memory,  // 0: the system does not say
         fmt::format("the plan takes {} of pinned host memory and {} are free; lower host_memory",
                     gib(plan_.pinned_bytes), gib(available)));
   const int64_t free_bytes = static_cast<int64_t>(std::min<uint64_t>(free_disk_bytes(config_.adapter_path), INT64_MAX));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -84,17 +85,19 @@ size_t pinned_size(int64_t bytes) { return (static_cast<size_t>(std::max<int64_t
 // Makes fresh pages resident, by several threads: the system clears them at several GB/s each, and pinning them afterwards is quick.
 void touch(std::byte* memory, size_t size) {
   constexpr size_t least = size_t{64} << 20;
-  const size_t count =
-      std::clamp<size_t>(size / least, 1, std::min<size_t>(8, std::max(1U, std::thread::hardware_concurrency())));
-  const size_t share = size / count / 4096 * 4096;
-  std::vector<std::thread> threads;
-  for (size_t t = 0; t < count; ++t) {
-    threads.emplace_back([=] {
-      const size_t end = t + 1 == count ? size : (t + 1) * share;
-      for (size_t at = t * share; at < end; at += 4096) memory[at] = std::byte{0};
-    });
+  const size_t most = std::min<size_t>(8, std::max(1U, std::thread::hardware_concurrency()));
+  const size_t count = std::clamp<size_t>(size / least, 1, most), share = size / count / 4096 * 4096;
+  const auto touch_share = [=](size_t t) {
+    const size_t end = t + 1 == count ? size : (t + 1) * share;
+    for (size_t at = t * share; at < end; at += 4096) memory[at] = std::byte{0};
+  };
+  std::vector<std::jthread> threads;
+  size_t t = 0;
+  try {
+    for (; t + 1 < count; ++t) threads.emplace_back(touch_share, t);
+  } catch (const std::system_error&) {  // no more threads: this one takes the rest
   }
-  for (std::thread& thread : threads) thread.join();
+  for (; t < count; ++t) touch_share(t);
 }
 
 struct Timer {
@@ -168,13 +171,19 @@ SLUICE_EXPORT void sluice_cuda_free(int /*device*/, std::byte* memory) { cudaFre
 SLUICE_EXPORT std::byte* sluice_cuda_pinned_allocate(int64_t bytes) {
   const size_t size = cuda::pinned_size(bytes);
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  const std::string what = "pinning " + std::to_string(bytes >> 20) + " MiB of host memory";
-  if (memory == MAP_FAILED) throw sluice::Error(sluice::ErrorCode::out_of_memory, what + ": the system refused them");
+  const auto refused = [&](const char* by) {
+    throw sluice::Error(sluice::ErrorCode::out_of_memory, "pinning " + std::to_string(bytes >> 20) +
+                                                              " MiB of host memory: " + by +
+                                                              "; free some, lower host_memory or give offload: false");
+  };
+  if (memory == MAP_FAILED) refused("the system refused them");
   madvise(memory, size, MADV_HUGEPAGE);
   cuda::touch(static_cast<std::byte*>(memory), size);
   const cudaError_t pinned = cudaHostRegister(memory, size, cudaHostRegisterPortable | cudaHostRegisterMapped);
-  if (pinned != cudaSuccess) munmap(memory, size);
-  cuda::check_cuda(pinned, what.c_str());
+  if (pinned != cudaSuccess) {
+    munmap(memory, size);
+    refused(cudaGetErrorString(pinned));
+  }
   return static_cast<std::byte*>(memory);
 }
 

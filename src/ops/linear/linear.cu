@@ -120,8 +120,10 @@ Dropout from_row(Dropout d, int64_t first) {
 // Whether linear_thin_sm90.cuh takes an adapter.
 bool is_thin(const AdapterOperands& ad, bool hopper) { return hopper && ad.padded <= thin_sm90::max_ranks; }
 
+// As backward_on_hopper, so that x A^T is formed by the same kernel in both.
 bool forward_on_hopper(const Context& ctx, const LinearForward& args) {
-  return args.x.dtype == DType::bf16 && facts_of(ctx).hopper() && args.weight.cols % 8 == 0 && is_aligned(args.x.data);
+  return args.x.dtype == DType::bf16 && facts_of(ctx).hopper() && args.weight.cols % 8 == 0 &&
+         args.weight.rows % 8 == 0 && is_aligned(args.x.data);
 }
 
 // xa [N, padded] = round(factor * xd A^T)
@@ -299,7 +301,8 @@ Partials thin_adapter_gradient(Context& ctx, const LinearBackward& args, const A
   return partials;
 }
 
-// The same for any rank and GPU. x is read twice, dy once; without xa the wider of them once, the other twice.
+// The same for any rank and GPU: a pass for each of x and dy, and without xa one more of the narrower; where a pass is plain products, dy's
+// reads it twice.
 Partials adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, bool hopper, void* dyb,
                           uint32_t* keep, bool leave_last) {
   const DType dtype = ad.dtype;

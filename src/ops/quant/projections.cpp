@@ -84,7 +84,8 @@ void projections(Context& ctx, const Projections& args) {
   SLUICE_ASSERT(!args.norm || args.norm->weight.empty() ||
                 (args.norm->weight.shape == Shape{in} && args.norm->weight.dtype == DType::f32));
   for (const Projections::Part& part : args.parts) {
-    SLUICE_ASSERT(part.weight->cols == in);
+    check_weight(*part.weight);
+    SLUICE_ASSERT(part.weight->cols == in && part.weight->rows > 0);
     if (args.gate && &part != args.parts.data()) continue;
     SLUICE_ASSERT((part.y.dtype == DType::f32 && part.y.shape == Shape{N, part.weight->rows}));
   }

@@ -17,7 +17,7 @@ namespace sluice {
 
 struct Projections {
   struct Part {
-    const Weight* weight;  // [out, in]
+    const Weight* weight;  // [out, in], out > 0
     Tensor y;              // [N, out] f32, by `write`; with a gate the first part's is what is written
   };
   struct Norm {

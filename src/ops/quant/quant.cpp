@@ -6,10 +6,6 @@
 
 namespace sluice {
 
-namespace {
-
-bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
-
 void check_weight(const Weight& w) {
   SLUICE_ASSERT(w.rows >= 0 && w.cols >= 0);
   SLUICE_ASSERT(w.cols % block_cols(w.format) == 0);
@@ -22,6 +18,10 @@ void check_weight(const Weight& w) {
     SLUICE_ASSERT(w.scale_dtype == DType::f32 || w.scale_dtype == DType::f16 || w.scale_dtype == DType::bf16);
   }
 }
+
+namespace {
+
+bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 
 }  // namespace
 

@@ -12,6 +12,9 @@
 
 namespace sluice {
 
+// Asserts that shape, format and groups fit each other.
+void check_weight(const Weight& weight);
+
 // out[i, j] = W[row_begin + i, col_begin + j].  col_begin and the panel's width are multiples of the format's block
 // (affine: of 32), or reach to the last column.
 struct Dequantize {

@@ -48,8 +48,7 @@ struct LinearForward {
   Tensor x;         // [N, in]
   Tensor residual;  // [N, out] in         may be empty, may be y
   Tensor y;         // [N, out] out
-  Tensor
-      xa;  // [N, xa_columns(R)] out   may be empty; what the backward needs of x A^T, in x's dtype; columns from R on are nobody's
+  Tensor xa;  // [N, xa_columns(R)] out   may be empty; for the backward, in x's dtype; columns from R on are nobody's
 };
 void linear_forward(Context& ctx, const LinearForward& args);
 

@@ -28,8 +28,8 @@ std::optional<int64_t> number_in(const fs::path& path, const std::string& key = 
 
 struct GroupFiles {
   const char *limit, *usage;
-  std::array<const char*, 2>
-      droppable;  // lines of memory.stat: pages of files, which the kernel drops before it refuses memory
+  // Lines of memory.stat: pages of files, which the kernel drops before it refuses memory.
+  std::array<const char*, 2> droppable;
 };
 constexpr GroupFiles version_1 = {
     "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};

@@ -46,9 +46,7 @@ class DecodeStep {
   // y_i = [magnitude / norm *] (x W_i^T + scale * (x A_i^T) B_i^T) + bias, with a norm's weight of norm(x).
   void project(const std::vector<Output>& outputs, Tensor x, std::optional<Tensor> norm_weight = {}) {
     ArenaScope scope(ctx_.arena);
-    Projections all{
-        .x = x,
-    };
+    Projections all{.x = x};
     if (norm_weight) all.norm = norm_of(*norm_weight);
     const bool adapted = std::any_of(outputs.begin(), outputs.end(), [&](const Output& o) {
       return !adapter_.lora(o.linear->layer, o.linear->module).empty();

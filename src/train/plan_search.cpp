@@ -86,38 +86,21 @@ class CostModel {
       const double pairs = static_cast<double>(shape.spans.visible_pairs(l.config.window));
       attention_.push_back(2 * pairs * static_cast<double>(l.config.num_heads * l.config.head_dim));
       passes_.push_back(static_cast<double>(size_of(request.dtype) * passed_numbers(l)) * tokens * rates_.per_byte);
-      std::array<int64_t, 3> saved{};
-      for (Level level : {Level::attention, Level::all}) {
-        Arena arena = Arena::counting(request.device);
-        DecoderLayer::Saved(arena, l, tokens_, request.dtype, level, unread_adapter(request.layout));
-        saved[static_cast<size_t>(level)] = arena.used();
-      }
-      saved_.push_back(saved);
     }
-    input_bytes_ = static_cast<double>(size_of(request.dtype) * request.model.config.hidden_size) * tokens;
   }
 
   int64_t first_adapted() const { return first_adapted_; }  // the backward stops above it
-  int64_t saved_bytes(size_t layer, Level level) const { return saved_[layer][static_cast<size_t>(level)]; }
 
-  double layers(const Choice& choice, const Schedule& like) const {
+  // pinned_bytes: what goes to host memory and comes back.
+  double layers(const Choice& choice, int64_t tile, int64_t pinned_bytes) const {
     Phases time;
-    int64_t away = 0;
-    std::array<int64_t, keeps.size()> hosted{};
-    for (size_t l = choice.size(); l-- > 0;) {
-      const Keep keep = keeps[choice[l]];
-      add_layer(time, l, keep.level, like.tile);
-      if (keep.host && ++hosted[choice[l]] > 2) away += saved_bytes(l, keep.level);  // the last two of a level stay
-    }
-    const auto num_segments = static_cast<int64_t>(choice.size()) - first_adapted_;
-    return total(time, like.offload, num_segments, static_cast<double>(away));
+    for (size_t l = 0; l < choice.size(); ++l) add_layer(time, l, keeps[choice[l]].level, tile);
+    return total(time, pinned_bytes);
   }
 
-  double segments(const Schedule& schedule) const {
+  double segments(const Schedule& schedule, int64_t pinned_bytes) const {
     Phases time;
-    int64_t num_segments = 0;
     for (const Segment& s : schedule.segments) {
-      num_segments += s.end > first_adapted_ ? 1 : 0;
       for (int64_t l = s.begin; l < s.end; ++l) {
         const auto i = static_cast<size_t>(l);
         const bool last = l + 1 == s.end;
@@ -126,7 +109,7 @@ class CostModel {
           time.backward += forward(i, schedule.tile) + attention_forward(i);  // the redo inside a segment
       }
     }
-    return total(time, schedule.offload, num_segments, 0);
+    return total(time, pinned_bytes);
   }
 
  private:
@@ -145,9 +128,8 @@ class CostModel {
   }
 
   // Either phase takes as long as its copies at least.
-  double total(const Phases& time, bool offload, int64_t num_segments, double away) const {
-    if (offload) away += input_bytes_ * static_cast<double>(num_segments - 1);
-    const double copies = offload ? away * rates_.per_host_byte : 0;
+  double total(const Phases& time, int64_t pinned_bytes) const {
+    const double copies = static_cast<double>(pinned_bytes) * rates_.per_host_byte;
     return std::max(time.forward, copies) + std::max(time.backward, copies) + 2 * copy_share * copies;
   }
 
@@ -168,9 +150,7 @@ class CostModel {
   const PlanRequest& request_;
   Rates rates_;
   int64_t tokens_, first_adapted_;
-  double input_bytes_ = 0;
   std::vector<double> attention_, passes_;
-  std::vector<std::array<int64_t, 3>> saved_;
 };
 
 Schedule with_choice(const Schedule& like, const Choice& choice) {
@@ -224,8 +204,7 @@ struct PhaseTable {
   }
 };
 
-PhaseTable phase_table(const PlanRequest& request, const CostModel& model, const Schedule& like,
-                       const BatchShape& shape) {
+PhaseTable phase_table(const PlanRequest& request, const Schedule& like, const BatchShape& shape) {
   const auto L = static_cast<size_t>(request.model.config.num_layers);
   PhaseTable table;
   for (std::vector<PhaseTable::Row>* rows : {&table.kept, &table.forward, &table.backward, &table.host})
@@ -250,7 +229,11 @@ PhaseTable phase_table(const PlanRequest& request, const CostModel& model, const
     if (way == input) table.below = held[0], table.inputs_away = pinned;
     for (size_t l = 0; l < L; ++l) {
       table.kept[l][way] = held[l + 1] - held[l];
-      if (keeps[way].host) table.host[l][way] = model.saved_bytes(l, keeps[way].level);
+      if (!keeps[way].host) continue;
+      Arena arena = Arena::counting(request.device);
+      DecoderLayer::Saved(arena, request.model.layers[l], shape.spans.num_tokens(), request.dtype, keeps[way].level,
+                          unread_adapter(request.layout));
+      table.host[l][way] = arena.used();
     }
   }
   return table;
@@ -428,14 +411,14 @@ std::vector<Candidate> search_schedules(const PlanRequest& request) {
         return pinned <= request.host_budget_bytes;
       };
       if (request.segment_size <= 1) {
-        const PhaseTable table = phase_table(request, cost, like, shape);
+        const PhaseTable table = phase_table(request, like, shape);
         for_each_choice(L, cost.first_adapted(), offload, [&](const Choice& choice) {
           if (!std::all_of(choice.begin() + cost.first_adapted(), choice.end(),
                            [&](uint8_t way) { return allowed(keeps[way].level); }))
             return;
           const int64_t pinned = table.pinned(choice);
           if (!within_host(pinned)) return;
-          const double layers_cost = cost.layers(choice, like);
+          const double layers_cost = cost.layers(choice, like.tile, pinned);
           for (const Head& head : heads) {
             front.add({.schedule = with_choice(head.like, choice),
                        .step_bytes = table.peak(choice, head.bytes),
@@ -453,7 +436,7 @@ std::vector<Candidate> search_schedules(const PlanRequest& request) {
           int64_t pinned = 0;
           price_step(request, schedule, shape, &log, &pinned);
           if (!within_host(pinned)) continue;
-          const double layers_cost = cost.segments(schedule);
+          const double layers_cost = cost.segments(schedule, pinned);
           for (const Head& head : heads) {
             schedule.head_rows = head.like.head_rows;
             front.add({.schedule = schedule,

@@ -136,9 +136,9 @@ void low_of_x(Context& ctx, const LinearForward& args, const AdapterOperands& ad
     return thin_sm90::forward(facts_of(ctx), N, ad.padded, ad.factor, x);
   }
   const bool masked = args.dropout.p > 0;
-  const int64_t each = std::max(adapter_pass_sums(hopper, 1, in, ad.padded) * 4, masked ? in * size_of(ad.dtype) : 0);
+  const int64_t each = std::max(adapter_pass_sums(hopper, 1, ad.padded) * 4, masked ? in * size_of(ad.dtype) : 0);
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
-  auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, in, ad.padded));
+  auto* const sums = scope.array<float>(adapter_pass_sums(hopper, groups.width, ad.padded));
   const Dropped dropped(ctx, args.dropout, ad.dtype, groups.width, in);
   if (ctx.counting()) return;
   for (int64_t g = 0; g < groups.count(); ++g) {
@@ -255,6 +255,17 @@ bool backward_on_hopper(const Context& ctx, const LinearBackward& args) {
          args.weight.rows % 8 == 0 && is_aligned(args.dy.data) && (args.x.empty() || is_aligned(args.x.data));
 }
 
+Partials room_for_partials(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, int64_t chunks) {
+  return {.R = static_cast<int>(ad.R),
+          .padded = static_cast<int>(ad.padded),
+          .in = static_cast<int>(ad.in),
+          .out = static_cast<int>(ad.out),
+          .a = ctx.arena.array<float>(chunks * ad.padded * ad.in),
+          .b = ctx.arena.array<float>(chunks * ad.padded * ad.out),
+          .da = args.dlora_a.as<float>(),
+          .db = args.dlora_b.as<float>()};
+}
+
 // dA += dyb^T xd, dB += dy^T xa; gives dyb [N, padded] and keep [N, words] for dx. With `leave_last` the sums of the last
 // group of rows are left to the caller; they lie in scratch of its scope.
 Partials thin_adapter_gradient(Context& ctx, const LinearBackward& args, const AdapterOperands& ad, void* dyb,
@@ -264,14 +275,7 @@ Partials thin_adapter_gradient(Context& ctx, const LinearBackward& args, const A
   const int64_t each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
-  Partials partials{.R = static_cast<int>(ad.R),
-                    .padded = static_cast<int>(ad.padded),
-                    .in = static_cast<int>(in),
-                    .out = static_cast<int>(out),
-                    .a = ctx.arena.array<float>(chunks * ad.padded * in),
-                    .b = ctx.arena.array<float>(chunks * ad.padded * out),
-                    .da = args.dlora_a.as<float>(),
-                    .db = args.dlora_b.as<float>()};
+  Partials partials = room_for_partials(ctx, args, ad, chunks);
   const DeviceFacts& facts = facts_of(ctx);
   auto* const shares = ctx.arena.array<float>(thin_sm90::shares_floats(facts, groups.width));
   const bool forms_xa = args.xa.empty();
@@ -308,20 +312,13 @@ Partials adapter_gradient(Context& ctx, const LinearBackward& args, const Adapte
   const DType dtype = ad.dtype;
   const int64_t N = args.dy.shape[0], in = ad.in, out = ad.out, size = size_of(dtype);
   const bool masked = args.dropout.p > 0, forms_xa = args.xa.empty();
-  const int64_t sums_each = adapter_pass_sums(hopper, 1, std::max(in, out), ad.padded) * 4;
+  const int64_t sums_each = adapter_pass_sums(hopper, 1, ad.padded) * 4;
   const int64_t partials_each = ceil_div(ad.padded * (in + out) * 4, row_chunk);
   const int64_t each = std::max({sums_each, partials_each, masked ? in * size : 0});
   const Pieces groups = pieces_of(N, group_bytes, std::max(each, group_bytes / max_group_rows), row_chunk);
   const int64_t chunks = ceil_div(groups.width, row_chunk);
-  auto* const sums = ctx.arena.array<float>(adapter_pass_sums(hopper, groups.width, std::max(in, out), ad.padded));
-  Partials partials{.R = static_cast<int>(ad.R),
-                    .padded = static_cast<int>(ad.padded),
-                    .in = static_cast<int>(in),
-                    .out = static_cast<int>(out),
-                    .a = ctx.arena.array<float>(chunks * ad.padded * in),
-                    .b = ctx.arena.array<float>(chunks * ad.padded * out),
-                    .da = args.dlora_a.as<float>(),
-                    .db = args.dlora_b.as<float>()};
+  auto* const sums = ctx.arena.array<float>(adapter_pass_sums(hopper, groups.width, ad.padded));
+  Partials partials = room_for_partials(ctx, args, ad, chunks);
   void* const formed = ctx.arena.bytes(forms_xa ? groups.width * ad.padded * size : 0);
   const Dropped dropped(ctx, args.dropout, dtype, groups.width, in);
   if (ctx.counting()) return {};

@@ -176,9 +176,7 @@ void drop(const Context& ctx, const Dropout& dropout, DType dtype, const void* x
   }
 }
 
-int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded) {
-  return hopper ? 0 : rows * padded;
-}
+int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t padded) { return hopper ? 0 : rows * padded; }
 
 void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& p) {
   if (hopper) return pass_sm90::run(ctx, p);

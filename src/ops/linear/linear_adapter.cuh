@@ -82,7 +82,7 @@ struct AdapterPass {
   const void* other = nullptr;  // [rows, padded]
   float* partials = nullptr;    // [chunks, cols, padded]
 };
-int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t cols, int64_t padded);
+int64_t adapter_pass_sums(bool hopper, int64_t rows, int64_t padded);
 // `hopper`: the kernel for sm_90a; X is bf16, at 16 bytes, cols a multiple of 8.
 void adapter_pass(const Context& ctx, bool hopper, const AdapterPass& pass);
 

@@ -60,10 +60,12 @@ endfunction()
 # One test program a folder: <folder>_test from its *_test.cpp, and end_to_end_test from tests/. Test cases in the suite "full"
 # carry the label full, all others the label fast.
 function(sluice_test_program name)
-  add_executable(${name} ${PROJECT_SOURCE_DIR}/tests/support/main.cpp ${ARGN})
+  add_library(${name}_paths OBJECT ${PROJECT_SOURCE_DIR}/tests/support/source_dir.cpp)
+  target_include_directories(${name}_paths PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name}_paths PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
+  add_executable(${name} ${PROJECT_SOURCE_DIR}/tests/support/main.cpp $<TARGET_OBJECTS:${name}_paths> ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE sluice_flags doctest::doctest)
-  target_compile_definitions(${name} PRIVATE SLUICE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   if(SLUICE_CUDA)
     target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support/device_heap.cpp)
     target_compile_definitions(${name} PRIVATE SLUICE_TEST_HEAP)
@@ -104,7 +106,6 @@ function(sluice_tests)
   if(end_to_end)
     sluice_test_program(end_to_end_test ${end_to_end})
     target_link_libraries(end_to_end_test PRIVATE sluice_cli)
-    target_compile_definitions(end_to_end_test PRIVATE SLUICE_PROGRAM="$<TARGET_FILE:sluice>")
     add_dependencies(end_to_end_test sluice)
     # Files whose test cases compute: the others are about text, files and the command line.
     set(files *adapter_test* *dora_test* *gemma_test* *gemma_files* *generate_test* *linear_ce_oracle* *model_oracle* *plan_test*

@@ -12,6 +12,7 @@
 #include "support/tiny_run.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 
@@ -43,14 +44,14 @@ struct Ran {
 
 Ran run(std::vector<std::string> arguments) {
   TemporaryFolder folder;
-  arguments.insert(arguments.begin(), SLUICE_PROGRAM);
+  arguments.insert(arguments.begin(), program_path().string());
   const int code = wait_for(start(arguments, folder / "log"));
   return {code, read_whole_file(folder / "log")};
 }
 
 std::vector<std::string> train_command(const TrainConfig& config, const fs::path& yaml) {
   write_text(yaml, to_yaml(config));
-  return {SLUICE_PROGRAM, "train", "-c", yaml.string()};
+  return {program_path().string(), "train", "-c", yaml.string()};
 }
 
 }  // namespace
@@ -79,7 +80,7 @@ TEST_CASE("FieldU2_typo: an unknown setting names the nearest one and exits with
 }
 
 TEST_CASE("cli: docs/settings.md is what the program prints") {
-  CHECK(run({"train", "--settings"}).output == read_whole_file(fs::path(SLUICE_SOURCE_DIR) / "docs/settings.md"));
+  CHECK(run({"train", "--settings"}).output == read_whole_file(source_dir() / "docs/settings.md"));
 }
 
 TEST_CASE(

@@ -4,6 +4,7 @@
 #include "infer/generate.h"
 #include "model/registry.h"
 #include "support/oracle.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 
@@ -15,7 +16,7 @@ constexpr float near_tie = 0.5F;
 
 std::filesystem::path gemma_path() {
   if (const char* path = std::getenv("SLUICE_MODEL_GEMMA270M"); path != nullptr && *path != '\0') return path;
-  return std::filesystem::path(SLUICE_SOURCE_DIR) / ".cache" / "models" / "gemma-3-270m-q4_k_m.gguf";
+  return source_dir() / ".cache" / "models" / "gemma-3-270m-q4_k_m.gguf";
 }
 
 }  // namespace
@@ -28,7 +29,7 @@ TEST_SUITE("full") {
       return;
     }
     const Json golden =
-        Json::parse(read_whole_file(std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/golden/gemma270m_greedy.json"));
+        Json::parse(read_whole_file(source_dir() / "tests/golden/gemma270m_greedy.json"));
     const auto model = load_model(path.string());
     const ModelText text = load_model_text(*model->source);
     ThreadPool pool(2);

@@ -12,6 +12,7 @@
 #include "data/model_text.h"
 #include "io/weight_source.h"
 #include "support/tokenizer_golden.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 std::optional<ModelText> load_smollm2() {
   const char* given = std::getenv("SLUICE_MODEL_SMOLLM2");
   const std::string path =
-      given != nullptr ? given : std::string(SLUICE_SOURCE_DIR) + "/.cache/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+      given != nullptr ? given : (source_dir() / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf").string();
   if (!std::filesystem::exists(path)) {
     MESSAGE("SKIPPED: " << path << " is not there; scripts/fetch_model.sh fetches it");
     return std::nullopt;

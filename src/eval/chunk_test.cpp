@@ -8,12 +8,13 @@
 
 #include "core/error.h"
 #include "io/hash.h"
+#include "support/source_dir.h"
 
 using namespace sluice;
 
 namespace {
 
-const std::string folder = std::string(SLUICE_SOURCE_DIR) + "/examples/chunk/";
+const std::string folder = (sluice::test::source_dir() / "examples/chunk/").string();
 
 // Four messages, topics at aa and cc, and one more at ee.
 ChunkCase small_case() {

@@ -11,13 +11,14 @@
 #include "core/json.h"
 #include "text/jinja_outline.h"
 #include "text/tokenizer.h"
+#include "support/source_dir.h"
 
 namespace sluice {
 namespace {
 
 const Json& golden() {
   static const Json json = [] {
-    std::ifstream file(std::string(SLUICE_SOURCE_DIR) + "/tests/golden/chat_templates.json");
+    std::ifstream file(sluice::test::source_dir() / "tests/golden/chat_templates.json");
     return Json::parse(file);
   }();
   return json;

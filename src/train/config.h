@@ -1,4 +1,4 @@
-// The settings of a training run: one line each in config.cpp's table (name, where it lives, range, help). Flags, YAML, the resolved copy
+// The settings of a training run: one line each in the table of settings.cpp (name, where it lives, range, help). Flags, YAML, the resolved copy
 // in the output folder, checkpoints and docs/settings.md all come from that table.
 //
 //   TrainConfig config = read_config("config.yaml", {{"iters", "200"}});   // flags override the file

@@ -157,27 +157,14 @@ void check_arguments(const Gemm& g) {
   SLUICE_ASSERT(g.lda >= (g.transpose_a ? g.m : g.k) && g.ldb >= (g.transpose_b ? g.k : g.n) && g.ldc >= g.n);
 }
 
-}  // namespace
-
-int64_t padded_rows(int64_t rows) {
-  if (rows > 256) return rows;
-  return rows < 64 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))) : round_up(rows, 64);
-}
-
-bool gemm_bf16_native() { return has_brgemm(DType::bf16); }
-
-int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args) {
-  check_arguments(args);
-  if (args.m == 0 || args.n == 0 || args.k == 0) return 0;
+// The most scratch that a slice of rows needs.
+int64_t whole_sum_bytes(const Context& ctx, const Gemm& args) {
   const int64_t slice = std::min(args.m, slice_rows(ctx, args)), rest = args.m % slice;
-  const int64_t whole_bytes = plan(ctx, args, slice).total;
-  return rest == 0 ? whole_bytes : std::max(whole_bytes, plan(ctx, args, rest).total);
+  const int64_t bytes = plan(ctx, args, slice).total;
+  return rest == 0 ? bytes : std::max(bytes, plan(ctx, args, rest).total);
 }
 
-void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch) {
-  check_arguments(args);
-  if (args.m == 0 || args.n == 0) return;
-  if (args.k == 0) return run_empty(args);
+void multiply_whole_sum(const Context& ctx, const Gemm& args, std::byte* scratch) {
   const int64_t slice = slice_rows(ctx, args);
   for (int64_t begin = 0; begin < args.m; begin += slice) {
     const int64_t rows = std::min(slice, args.m - begin);
@@ -190,6 +177,77 @@ void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratc
     }
     run_slice(args, run, begin, rows, scratch);
   }
+}
+
+// k in as few pieces as `longest_sum` allows, of about one length; multiples of 32, an AMX tile's.
+int64_t piece_of_k(const Gemm& g, int64_t longest_sum) {
+  if (longest_sum == 0 || g.k <= longest_sum) return g.k;
+  const int64_t pieces = (g.k + longest_sum - 1) / longest_sum;
+  return round_up((g.k + pieces - 1) / pieces, 32);
+}
+
+int64_t longest_sum(const Context& ctx, const Gemm& g) {
+  return widens(ctx, g.dtype) ? 0 : primitive_longest_sum(g.dtype);
+}
+
+// Of a result in bf16 the sums are kept in scratch until the last piece is added.
+int64_t sums_bytes(const Gemm& g) { return g.c_dtype == DType::bf16 ? aligned(g.m * g.n * size_of(DType::f32)) : 0; }
+
+}  // namespace
+
+int64_t padded_rows(int64_t rows) {
+  if (rows > 256) return rows;
+  return rows < 64 ? static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))) : round_up(rows, 64);
+}
+
+bool gemm_bf16_native() { return has_brgemm(DType::bf16); }
+
+int64_t gemm_by_pieces_scratch_bytes(const Context& ctx, const Gemm& args, int64_t longest_sum) {
+  check_arguments(args);
+  if (args.m == 0 || args.n == 0 || args.k == 0) return 0;
+  const int64_t piece = piece_of_k(args, longest_sum);
+  if (piece == args.k) return whole_sum_bytes(ctx, args);
+  Gemm part = args;
+  part.c_dtype = DType::f32;
+  int64_t bytes = 0;
+  for (int64_t k : {piece, (args.k - 1) % piece + 1}) {
+    for (Write write : {args.write, Write::add}) {
+      part.k = k;
+      part.write = write;
+      bytes = std::max(bytes, whole_sum_bytes(ctx, part));
+    }
+  }
+  return sums_bytes(args) + bytes;
+}
+
+void gemm_by_pieces(const Context& ctx, const Gemm& args, int64_t longest_sum, std::byte* scratch) {
+  check_arguments(args);
+  if (args.m == 0 || args.n == 0) return;
+  if (args.k == 0) return run_empty(args);
+  const int64_t piece = piece_of_k(args, longest_sum);
+  if (piece == args.k) return multiply_whole_sum(ctx, args, scratch);
+  Gemm part = args;
+  if (args.c_dtype == DType::bf16) {
+    part.c_dtype = DType::f32;
+    part.c = scratch;
+    part.ldc = args.n;
+  }
+  for (int64_t begin = 0; begin < args.k; begin += piece) {
+    part.k = std::min(piece, args.k - begin);
+    part.a = at(static_cast<const std::byte*>(args.a), args.transpose_a ? begin * args.lda : begin, args.dtype);
+    part.b = at(static_cast<const std::byte*>(args.b), args.transpose_b ? begin : begin * args.ldb, args.dtype);
+    part.write = begin == 0 ? args.write : Write::add;
+    multiply_whole_sum(ctx, part, scratch + sums_bytes(args));
+  }
+  if (part.c != args.c) copy_matrix(args.m, args.n, part.c_dtype, part.c, part.ldc, args.c_dtype, args.c, args.ldc);
+}
+
+int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args) {
+  return gemm_by_pieces_scratch_bytes(ctx, args, longest_sum(ctx, args));
+}
+
+void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch) {
+  gemm_by_pieces(ctx, args, longest_sum(ctx, args), scratch);
 }
 
 }  // namespace sluice

@@ -6,7 +6,7 @@
 // Operands are bf16 or f32 (one dtype), C is f32 or bf16; sums are float32, never split over threads, so an element's bits depend
 // on its row of A, its column of B and k alone: not on m, n, the strides or the threads. Packed operands (lda = columns as they lie)
 // are read in place; operands with gaps, and odd extents up to 256, pass through a copy in `scratch`, as do bf16 operands on
-// CPUs where oneDNN has no fast bf16 (AVX2), which are widened to f32. Primitives are cached by shape, for the life of the process; any
+// CPUs where oneDNN has no fast bf16 (AVX2), which are widened to f32. On CPUs with AMX a k above 512 is summed in pieces. Primitives are cached by shape, for the life of the process; any
 // threads may call at once. Throws Error(device) when oneDNN refuses.
 #pragma once
 
@@ -40,5 +40,10 @@ int64_t padded_rows(int64_t rows);
 // Bytes of scratch that `gemm_on_this_thread` needs for this shape (pointers are not read).
 int64_t gemm_scratch_bytes(const Context& ctx, const Gemm& args);
 void gemm_on_this_thread(const Context& ctx, const Gemm& args, std::byte* scratch);
+
+// The same with k cut into pieces of at most `longest_sum` (0: not cut), whose sums are added in order. The above take what the CPU
+// needs; these are for tests on other CPUs.
+int64_t gemm_by_pieces_scratch_bytes(const Context& ctx, const Gemm& args, int64_t longest_sum);
+void gemm_by_pieces(const Context& ctx, const Gemm& args, int64_t longest_sum, std::byte* scratch);
 
 }  // namespace sluice

@@ -198,6 +198,11 @@ bool has_brgemm(DType dtype) {
 
 bool has_usual_kernel(const GemmKey& key) { return slot_of(key).entry->usual; }
 
+int64_t primitive_longest_sum(DType dtype) {
+  static const bool amx = usual_kernel(DType::bf16).find("amx") != std::string::npos;
+  return amx && dtype == DType::bf16 ? 512 : 0;
+}
+
 int64_t primitive_scratch_bytes(const GemmKey& key) { return slot_of(key).entry->scratchpad_bytes; }
 
 void run_primitive(const GemmKey& key, const void* a, const void* b, void* c, std::byte* scratchpad) {

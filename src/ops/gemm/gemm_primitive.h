@@ -25,6 +25,10 @@ bool has_brgemm(DType dtype);
 // another kernel, which rounds otherwise.
 bool has_usual_kernel(const GemmKey& key);
 
+// The largest k for which a product's bits depend on k alone; 0: any. With AMX oneDNN cuts k by what of the operands' blocks fits the L2 cache,
+// and so by m and n: seen from k = 520 on (2 MiB of L2), never to 512 (bench/results/2026-12-01-isa.md).
+int64_t primitive_longest_sum(DType dtype);
+
 // These create the primitive at the first use of its key. Throw Error(device) when oneDNN refuses.
 int64_t primitive_scratch_bytes(const GemmKey& key);
 void run_primitive(const GemmKey& key, const void* a, const void* b, void* c, std::byte* scratch);

@@ -19,7 +19,7 @@ struct Case {
   DType dtype, c_dtype;
   bool transpose_a, transpose_b;
   Write write;
-  int64_t gap = 0;
+  int64_t gap = 0, longest_sum = 0;  // 0: what the CPU needs
 
   int64_t lda() const { return (transpose_a ? m : k) + gap; }
   int64_t ldb() const { return (transpose_b ? k : n) + gap; }
@@ -44,7 +44,12 @@ void run(Context& ctx, const Case& c, const Tensor& a, const Tensor& b, const Te
                   .ldc = c.ldc(),
                   .write = c.write};
   ArenaScope scratch(ctx.arena);
-  gemm_on_this_thread(ctx, args, scratch.array<std::byte>(gemm_scratch_bytes(ctx, args)));
+  if (c.longest_sum == 0) {
+    gemm_on_this_thread(ctx, args, scratch.array<std::byte>(gemm_scratch_bytes(ctx, args)));
+  } else {
+    const int64_t bytes = gemm_by_pieces_scratch_bytes(ctx, args, c.longest_sum);
+    gemm_by_pieces(ctx, args, c.longest_sum, scratch.array<std::byte>(bytes));
+  }
 }
 
 // The result of `c` with elements taken from one endless matrix, so that a smaller case is a corner of a larger one.
@@ -82,6 +87,17 @@ std::string name(const Case& c) {
   return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) + " " +
          std::string(to_string(c.dtype)) + (c.transpose_a ? " A^T" : "") + (c.transpose_b ? " B^T" : "") + " gap " +
          std::to_string(c.gap);
+}
+
+// The result of `part` is the corner of that of `whole`, in every bit.
+void check_corner(Context& ctx, const Case& part, const Case& whole, const std::vector<float>& expected) {
+  const auto values = corner(ctx, part);
+  for (int64_t i = 0; i < part.m; ++i) {
+    if (std::memcmp(&values[static_cast<size_t>(i * part.n)], &expected[static_cast<size_t>(i * whole.n)],
+                    static_cast<size_t>(part.n) * sizeof(float)) != 0) {
+      FAIL("row " << i << " of " << name(part) << " differs from that of " << name(whole));
+    }
+  }
 }
 
 void check_against_reference(Context& ctx, const Case& c) {
@@ -134,19 +150,12 @@ TEST_CASE("gemm: the bits of an element do not depend on m, n or the strides") {
             for (int64_t k : {1, 16, 100, 576, 1536}) {
               const Case whole{256, 576, k, dtype, DType::f32, ta, tb, write};
               const auto expected = corner(t, whole);
-              const auto check_corner = [&](int64_t m, int64_t n, int64_t gap) {
-                const Case part{m, n, k, dtype, DType::f32, ta, tb, write, gap};
-                const auto values = corner(t, part);
-                for (int64_t i = 0; i < m; ++i) {
-                  if (std::memcmp(&values[static_cast<size_t>(i * n)], &expected[static_cast<size_t>(i * whole.n)],
-                                  static_cast<size_t>(n) * sizeof(float)) != 0) {
-                    FAIL("row " << i << " of " << name(part) << " differs from that of " << name(whole));
-                  }
-                }
+              const auto check_part = [&](int64_t m, int64_t n, int64_t gap) {
+                check_corner(t, {m, n, k, dtype, DType::f32, ta, tb, write, gap}, whole, expected);
               };
-              for (int64_t m : {1, 2, 13, 64, 255, 256}) check_corner(m, 17, 0);
-              for (int64_t n : {1, 8, 16, 100, 512}) check_corner(3, n, 0);
-              check_corner(31, 33, 5);
+              for (int64_t m : {1, 2, 13, 64, 255, 256}) check_part(m, 17, 0);
+              for (int64_t n : {1, 8, 16, 100, 512}) check_part(3, n, 0);
+              check_part(31, 33, 5);
             }
           }
         }
@@ -169,6 +178,42 @@ TEST_CASE("gemm: the bits of an element do not depend on m, for every m to 256" 
             }
           }
         }
+      }
+    }
+  }
+}
+
+// What CPUs with AMX do with a long k, wherever the test runs.
+TEST_CASE("gemm: with k in pieces a result is as close to f64, and its bits depend on neither m, n nor the strides") {
+  for (Isa isa : built_isas()) {
+    TestContext t(isa, 1);
+    for (auto [ta, tb] : {std::pair{false, true}, {false, false}, {true, false}}) {
+      for (int64_t longest_sum : {32, 64, 100}) {
+        for (Write write : {Write::set, Write::add}) {
+          check_against_reference(t, {33, 50, 150, DType::f32, DType::f32, ta, tb, write, 3, longest_sum});
+          const Case whole{129, 70, 150, DType::bf16, DType::f32, ta, tb, write, 0, longest_sum};
+          check_against_reference(t, whole);
+          const auto expected = corner(t, whole);
+          for (auto [m, n] : {std::pair<int64_t, int64_t>{1, 17}, {40, 70}, {129, 1}})
+            check_corner(t, {m, n, 150, DType::bf16, DType::f32, ta, tb, write, n % 4, longest_sum}, whole, expected);
+        }
+        check_against_reference(t, {33, 50, 150, DType::bf16, DType::bf16, ta, tb, Write::set, 3, longest_sum});
+      }
+    }
+  }
+}
+
+TEST_CASE("gemm: the bits of an element do not depend on m or n where blocks of the operands outgrow the cache" *
+          doctest::test_suite("full")) {
+  TestContext t(detect_isa(), 1);
+  for (auto [ta, tb] : {std::pair{false, true}, {false, false}, {true, false}}) {
+    for (Write write : {Write::set, Write::add}) {
+      for (int64_t k : {520, 768, 1100, 1820, 4096}) {
+        const Case whole{513, 576, k, DType::bf16, DType::f32, ta, tb, write};
+        const auto expected = corner(t, whole);
+        for (auto [m, n] :
+             {std::pair<int64_t, int64_t>{1, 448}, {16, 128}, {31, 1}, {63, 100}, {129, 512}, {256, 320}, {513, 33}})
+          check_corner(t, {m, n, k, DType::bf16, DType::f32, ta, tb, write}, whole, expected);
       }
     }
   }

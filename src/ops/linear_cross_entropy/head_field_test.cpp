@@ -1,6 +1,7 @@
 // Faults that others met in fused heads (field cases), as tests.
 #include <doctest/doctest.h>
 
+#include "ops/gemm/gemm.h"
 #include "support/head_case.h"
 
 using namespace sluice;
@@ -214,10 +215,11 @@ TEST_CASE(
         CHECK(peak_of(Arena::counting(test_device()), 1024, call) == planned);
         CHECK(peak_of(Arena::counting(test_device()), 2048, call) == planned);
         CHECK(peak_of(test_arena(planned), 512, call) == planned);
+        if (isa == Isa::avx2 || !gemm_bf16_native()) continue;  // products of widened copies
         const int64_t kept = 64 * c.V * 2;
-        if (isa == Isa::avx512 && call == 0) CHECK(planned <= kept + 2 * c.V * c.C * 2 + (int64_t{2} << 20));
+        if (call == 0) CHECK(planned <= kept + 2 * c.V * c.C * 2 + (int64_t{2} << 20));
         const int64_t panel = c.V * c.C * 2;
-        if (isa == Isa::avx512 && call == 1) CHECK(planned <= 2 * (panel + 128 * c.V * 4) + 512 * 16 * 8 + (1 << 18));
+        if (call == 1) CHECK(planned <= 2 * (panel + 128 * c.V * 4) + 512 * 16 * 8 + (1 << 18));
       }
     }
 }

@@ -138,7 +138,7 @@ void add_common(CLI::App& command, Options& o) {
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
   add_device_option(command, o.device);
-  command.add_option("--threads", o.threads, "0: every core this process may use")
+  command.add_option("--threads", o.threads, "0: as many as affinity and a container's quota leave")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
 }

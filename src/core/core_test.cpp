@@ -1,11 +1,16 @@
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "core/arena.h"
+#include "core/control_groups.h"
 #include "core/device.h"
 #include "core/rng.h"
 #include "core/spans.h"
@@ -90,6 +95,42 @@ TEST_CASE("system memory: what is available is bounded by the machine and by eac
   CHECK(available_memory(root) == 5000000);
 }
 
+TEST_CASE("control groups: the cores granted are those of the tightest group, in both versions, nested and whole") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path root = folder.path();
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  CHECK_FALSE(quota_of_cores(root));
+  write("proc/self/cgroup", "0::/jobs/mine\n");
+  write("sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n");
+  CHECK_FALSE(quota_of_cores(root));
+  write("sys/fs/cgroup/jobs/cpu.max", "350000 100000\n");  // three and a half
+  CHECK(quota_of_cores(root) == 4);
+  write("sys/fs/cgroup/jobs/mine/cpu.max", "50000 100000\n");
+  CHECK(quota_of_cores(root) == 1);
+  write("sys/fs/cgroup/jobs/mine/cpu.max", "800000 100000\n");
+  CHECK(quota_of_cores(root) == 4);
+  // A container that sees its own group at the top.
+  write("proc/self/cgroup", "0::/elsewhere/in/the/host\n");
+  CHECK_FALSE(quota_of_cores(root));
+  write("sys/fs/cgroup/cpu.max", "200000 100000\n");
+  CHECK(quota_of_cores(root) == 2);
+  write("sys/fs/cgroup/cpu.max", "max 100000\n");
+  // Version 1.
+  write("proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/slurm/job\n1:name=systemd:/\n");
+  write("sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_quota_us", "-1\n");
+  write("sys/fs/cgroup/cpu,cpuacct/slurm/job/cpu.cfs_period_us", "100000\n");
+  CHECK_FALSE(quota_of_cores(root));
+  write("sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us", "600000\n");
+  write("sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us", "100000\n");
+  CHECK(quota_of_cores(root) == 6);
+  write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "250000\n");
+  write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "50000\n");
+  CHECK(quota_of_cores(root) == 5);
+}
+
 TEST_CASE("spans: most_lines is the largest count over all blocks of consecutive tokens") {
   const Spans spans({{-1, 9}, {0, 1}, {0, 2}, {1, 1}, {1, 3}, {-1, 4}, {-1, 1}, {6, 7}});
   for (int64_t rows : {1, 2, 3, 5, 8, 40}) {
@@ -142,6 +183,52 @@ TEST_CASE("thread_pool: each item runs once and the first exception reaches the 
                     Error);
     CHECK_NOTHROW(pool.parallel_for(3, [](int64_t, int) {}));
   }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose shadow memory is no address space of ours
+TEST_CASE(
+    "thread_pool: threads that cannot be created end in one line that says how many there can be, not in a hang") {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // a hang ends here, with another status
+    const rlim_t room = 1 << 28;
+    const rlimit limit{room, room};
+    int status = 1;
+    if (setrlimit(RLIMIT_AS, &limit) == 0) {
+      try {
+        ThreadPool pool(1000);
+      } catch (const Error& e) {
+        const std::string what = e.what();
+        status = what.find("of 1000 threads") != std::string::npos && what.find("--threads") != std::string::npos &&
+                         what.find('\n') == std::string::npos
+                     ? 0
+                     : 2;
+      }
+    }
+    _exit(status);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
+
+TEST_CASE("thread_pool: loops of several callers take turns, each whole") {
+  ThreadPool pool(3);
+  std::vector<int64_t> sums(4);
+  std::vector<std::thread> callers;
+  for (size_t caller = 0; caller < sums.size(); ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int round = 0; round < 200; ++round) {
+        std::vector<int64_t> squares(50);
+        pool.parallel_for(50, [&](int64_t i, int) { squares[static_cast<size_t>(i)] = i * i; });
+        for (int64_t s : squares) sums[caller] += s;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(sums == std::vector<int64_t>(4, 200 * 40425));
 }
 
 TEST_CASE("spans: siblings start where their parent ends, and pairs are counted as seen") {

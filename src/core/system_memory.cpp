@@ -3,28 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <string>
-#include <string_view>
+
+#include "core/control_groups.h"
 
 namespace sluice {
 
 namespace fs = std::filesystem;
 
 namespace {
-
-// The first number of a file, or of its line that begins with `key`. None where there is no such file, line or number ("max").
-std::optional<int64_t> number_in(const fs::path& path, const std::string& key = "") {
-  std::ifstream file(path);
-  for (std::string word; key.empty() || file >> word;) {
-    if (!key.empty() && word != key) continue;
-    int64_t value = 0;
-    if (file >> value) return value;
-    return std::nullopt;
-  }
-  return std::nullopt;
-}
 
 struct GroupFiles {
   const char *limit, *usage;
@@ -56,26 +43,9 @@ int64_t available_memory(const fs::path& root) {
   const auto at_most = [&](std::optional<int64_t> left) {
     if (left) available = std::min(available.value_or(*left), *left);
   };
-  const fs::path control = root / "sys/fs/cgroup";
-  // A process' group and those around it; a container names its own, or sees it at the top.
-  const auto walk = [&](const fs::path& top, std::string_view path, const GroupFiles& files) {
-    while (path.starts_with('/')) path.remove_prefix(1);
-    for (fs::path group = path;; group = group.parent_path()) {
-      at_most(left_in(top / group, files));
-      if (group.empty()) break;
-    }
-  };
-  walk(control / "memory", "", version_1);
-  std::ifstream groups(root / "proc/self/cgroup");  // "0::/path", or of version 1 "4:memory:/path"
-  for (std::string line; std::getline(groups, line);) {
-    const size_t second = line.find(':', line.find(':') + 1);
-    if (second == std::string::npos) continue;
-    const std::string_view path = std::string_view(line).substr(second + 1);
-    if (line.starts_with("0::")) walk(control, path, version_2);
-    else if (("," + line.substr(line.find(':') + 1, second - line.find(':') - 1) + ",").find(",memory,") !=
-             std::string::npos)
-      walk(control / "memory", path, version_1);
-  }
+  const ControlGroups groups = control_groups("memory", root);
+  for (const fs::path& group : groups.version_1) at_most(left_in(group, version_1));
+  for (const fs::path& group : groups.version_2) at_most(left_in(group, version_2));
   return available.value_or(0);
 }
 

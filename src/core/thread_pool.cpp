@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/control_groups.h"
 #include "core/error.h"
 
 namespace sluice {
@@ -26,10 +28,25 @@ void pause_cpu() {
   std::this_thread::yield();
 #endif
 }
+
+// The cores that this process may run on. The kernel refuses a mask smaller than its own.
+int cores_of_affinity() {
+  for (int most = CPU_SETSIZE; most <= 1 << 20; most *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(most));
+    if (set == nullptr) break;
+    const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(most));
+    const int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
+    CPU_FREE(set);
+    if (count > 0) return count;
+  }
+  return 1;
+}
+
 }  // namespace
 
 struct ThreadPool::Shared {
   std::vector<std::thread> threads;
+  std::mutex turn;  // held by the caller whose loop runs
   std::mutex mutex;
   std::condition_variable wake;
   std::atomic<uint64_t> generation{0};
@@ -69,6 +86,13 @@ struct ThreadPool::Shared {
     }
   }
 
+  // Ends and joins the workers that there are.
+  void end() {
+    stop = true;
+    publish();
+    for (std::thread& thread : threads) thread.join();
+  }
+
   void publish() {
     {
       const std::lock_guard lock(mutex);
@@ -80,20 +104,25 @@ struct ThreadPool::Shared {
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), shared_(std::make_unique<Shared>()) {
   check(num_threads >= 1, ErrorCode::bad_config, "threads is " + std::to_string(num_threads) + "; give at least 1");
-  for (int worker = 1; worker < num_threads; ++worker) {
-    shared_->threads.emplace_back([shared = shared_.get(), worker] { shared->loop(worker); });
+  int made = 1;  // the caller's is there
+  try {
+    for (; made < num_threads; ++made)
+      shared_->threads.emplace_back([shared = shared_.get(), worker = made] { shared->loop(worker); });
+  } catch (const std::exception& e) {  // std::system_error, or no memory
+    shared_->end();
+    throw Error(ErrorCode::device,
+                "of " + std::to_string(num_threads) + " threads the system gave " + std::to_string(made) + " (" +
+                    e.what() + "); give --threads " + std::to_string(made) +
+                    " or fewer, or raise the limit on processes (ulimit -u, a container's pids limit) or memory");
   }
 }
 
-ThreadPool::~ThreadPool() {
-  shared_->stop = true;
-  shared_->publish();
-  for (std::thread& thread : shared_->threads) thread.join();
-}
+ThreadPool::~ThreadPool() { shared_->end(); }
 
 void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, int)>& body) {
   if (count <= 0) return;
   Shared& s = *shared_;
+  const std::lock_guard turn(s.turn);
   s.count = count;
   s.body = &body;
   s.failed = false;
@@ -116,11 +145,8 @@ void ThreadPool::parallel_for(int64_t count, const std::function<void(int64_t, i
 }
 
 int ThreadPool::default_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  const int count = CPU_COUNT(&set);
-  return count > 0 ? count : 1;
+  const int cores = cores_of_affinity();
+  return std::min(cores, quota_of_cores().value_or(cores));
 }
 
 }  // namespace sluice

@@ -211,7 +211,7 @@ const std::vector<Setting>& train_settings() {
       {"memory", &C::memory,
        "budget, e.g. 600MiB; auto: what is free. On the CPU of the process without the mapped base, on a CUDA device "
        "of the device's memory"},
-      {"threads", &C::threads, "threads; 0: every core this process may use", {}, {}, 0, 1024},
+      {"threads", &C::threads, "threads; 0: as many as affinity and a container's quota leave", {}, {}, 0, 1024},
       {"segment_size", &C::segment_size, "layers recomputed together; 0: the planner chooses", {}, {}, 0, 1e6},
       {"level", &C::level, "what a layer keeps for the backward", {}, {"auto", "input", "attention", "all"}},
       {"tile",
@@ -221,7 +221,12 @@ const std::vector<Setting>& train_settings() {
        {},
        0,
        1 << 24},
-      {"head", &C::head, "schedule of the loss", {}, {"auto", "by_rows", "by_blocks"}},
+      {"head",
+       &C::head,
+       "schedule of the loss; auto: by_rows. by_blocks takes less memory and rounds the gradient otherwise, so a run "
+       "keeps to what it began with",
+       {},
+       {"auto", "by_rows", "by_blocks"}},
       {"offload",
        &C::offload,
        "what the forward leaves waits for the backward in pinned host memory (auto: where that is faster, true: inputs "

@@ -198,10 +198,12 @@ std::string Run::identity() const {
   // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
   Json what = sluice::to_json(config_);
   for (const char* free :
-       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head", "head_rows", "offload",
+       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head_rows", "offload",
         "host_memory", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
     what.erase(free);
   }
+  // auto is by_rows; blocks round the head's gradient otherwise.
+  if (config_.head != "by_blocks") what.erase("head");
   const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
   if (!steered) what.erase("steps_per_eval"), what.erase("val_batches");
   std::string bytes = what.dump();

@@ -219,9 +219,9 @@ void ByRows<T>::step(const Chunk& previous, const Chunk& next) {
   for (int64_t r = 0; r < panels_.count + 1; ++r) round(r, previous, next);
   if (previous.rows > 0) store_rows(args_.dh.rows(previous.begin, previous.rows), dh_);
   for (int64_t row = 0; row < next.rows; ++row) {
-    float* logp = args_.logp.as<float>() + next.begin + row;
-    finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + next.begin + row, logp);
-    at_target_[row] = -std::expm1(*logp) * sums_.target_slope[row];  // 1 - p, without cancellation
+    const RowResults to = results_of(args_.lse, args_.logp, args_.hit, next.begin + row);
+    finish_row(sums_, panels_.units(), row, to);
+    at_target_[row] = -std::expm1(*to.logp) * sums_.target_slope[row];  // 1 - p, without cancellation
   }
 }
 
@@ -249,7 +249,8 @@ void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& 
                             .targets = args.targets,
                             .softcap = args.softcap,
                             .logp = args.logp,
-                            .lse = args.lse});
+                            .lse = args.lse,
+                            .hit = args.hit});
   } else if (args.h.shape[0] > 0) {
     if (args.h.dtype == DType::bf16) by_rows<bf16>(ctx, args);
     else by_rows<float>(ctx, args);

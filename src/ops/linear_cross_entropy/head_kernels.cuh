@@ -12,7 +12,7 @@ constexpr int warps_per_block = 8;
 __global__ void start_rows(int rows, RowSum* sums, float* at_target) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= rows) return;
-  if (sums != nullptr) sums[row] = {0.0, -INFINITY, 0.0F, 0.0F, 0};
+  if (sums != nullptr) sums[row] = {0.0, -INFINITY, 0.0F, 0.0F, 0, -INFINITY};
   at_target[row] = NAN;  // what a target outside [0, V) gives
 }
 
@@ -45,7 +45,7 @@ __global__ void combine_tiles(HeadTiles a, RowSum* sums, BlockScale* scales) {
   const int row = static_cast<int>(blockIdx.x * warps_per_block + threadIdx.x / 32), lane = threadIdx.x % 32;
   if (row >= a.rows) return;
   static_assert(tiles_per_block == 32);
-  constexpr TileSum none = {0.0F, -INFINITY, 0.0F};
+  constexpr TileSum none = {0.0F, -INFINITY, 0.0F, -INFINITY};
   const int tiles = (a.columns + head_tile - 1) / head_tile;
   const TileSum* of_row = a.tiles + static_cast<int64_t>(row) * a.tile_stride;
   P* const p = static_cast<P*>(a.p) + row * a.p_stride;
@@ -68,6 +68,7 @@ __global__ void combine_tiles(HeadTiles a, RowSum* sums, BlockScale* scales) {
       }
       __syncwarp();
     }
+    sum.largest = fmaxf(sum.largest, warp_max(t.largest));
     const float largest = fmaxf(sum.reference, reference);
     const BlockScale scale = {exp2f(sum.reference - largest), exp2f(reference - largest)};
     sum.sum = sum.sum * static_cast<double>(scale.of_old) +
@@ -93,8 +94,12 @@ __global__ void combine_tiles(HeadTiles a, RowSum* sums, BlockScale* scales) {
   if (lane == 0) sums[row] = sum;
 }
 
+// Where the results of a chunk's rows go; hit may be null.
+struct RowResults {
+  float *logp, *lse, *hit;
+};
 // log p = -log1p(S / e_t) where that keeps digits; see RowSum.
-__global__ void finish_rows(int rows, float softcap, const RowSum* sums, const float* target_z, float* logp, float* lse,
+__global__ void finish_rows(int rows, float softcap, const RowSum* sums, const float* target_z, RowResults to,
                             RowCoefficients* coefficients) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= rows) return;
@@ -102,8 +107,9 @@ __global__ void finish_rows(int rows, float softcap, const RowSum* sums, const f
   const double tanh_z = softcap > 0 ? tanh(z / cap) : 0.0, l = softcap > 0 ? cap * tanh_z : z;
   const double base = static_cast<double>(log2_e), reference = static_cast<double>(sums[row].reference);
   const double sum = sums[row].sum, x = l * base - reference, e = exp2(x), ratio = sum / e, all = log2(sum + e);
-  logp[row] = static_cast<float>(ratio < 1 ? -log1p(ratio) : (x - all) / base);
-  lse[row] = static_cast<float>((reference + all) / base);
+  to.logp[row] = static_cast<float>(ratio < 1 ? -log1p(ratio) : (x - all) / base);
+  if (to.hit != nullptr) to.hit[row] = target_z[row] >= sums[row].largest ? 1.0F : 0.0F;
+  to.lse[row] = static_cast<float>((reference + all) / base);
   if (coefficients == nullptr) return;
   const double others = ratio < 1 ? ratio / (1 + ratio) : 1 / (1 + 1 / ratio);
   const double residual = static_cast<double>(sums[row].top_residual);

@@ -204,9 +204,17 @@ SLUICE_INLINE void store_rows(const Tensor& to, const float* from) {
   if (i < count) store_part(out + i, load_part(from + i, count - i), count - i);
 }
 
-// All units of a row together: lse and logp. The maxima are replaced by the factor that turns a unit's exp(z - max)
+// Where the results of a row go; hit may be null.
+struct RowResults {
+  float *lse, *logp, *hit;
+};
+SLUICE_INLINE RowResults results_of(const Tensor& lse, const Tensor& logp, const Tensor& hit, int64_t row) {
+  return {lse.as<float>() + row, logp.as<float>() + row, hit.empty() ? nullptr : hit.as<float>() + row};
+}
+
+// All units of a row together: lse, logp and hit. The maxima are replaced by the factor that turns a unit's exp(z - max)
 // into a probability.
-SLUICE_INLINE void finish_row(const UnitSums& units, int64_t num_units, int64_t row, float* lse, float* logp) {
+SLUICE_INLINE void finish_row(const UnitSums& units, int64_t num_units, int64_t row, const RowResults& to) {
   float *max = units.max + row * units.stride, *sum = units.sum + row * units.stride;
   for (int64_t u = num_units; u < units.stride; ++u) max[u] = -__builtin_inff(), sum[u] = 0;
   F32 largest = load(max);
@@ -222,8 +230,9 @@ SLUICE_INLINE void finish_row(const UnitSums& units, int64_t num_units, int64_t 
   }
   const double exact = static_cast<double>(top) + __builtin_log(total);
   const double target = static_cast<double>(units.target[row]) - exact;
-  *lse = static_cast<float>(exact);
-  *logp = static_cast<float>(target > 0 ? 0.0 : target);  // rounding of the sum could leave it above zero
+  *to.lse = static_cast<float>(exact);
+  *to.logp = static_cast<float>(target > 0 ? 0.0 : target);  // rounding of the sum could leave it above zero
+  if (to.hit != nullptr) *to.hit = units.target[row] >= top ? 1.0F : 0.0F;
   const float inverse = static_cast<float>(1.0 / total);
   for (int64_t u = 0; u < units.stride; u += lanes) store(max + u, load(max + u) * inverse);
 }

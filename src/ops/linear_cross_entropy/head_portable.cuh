@@ -35,10 +35,11 @@ __global__ void tiles_forward(HeadTiles a, const float* z) {
   const int tile = static_cast<int>(blockIdx.x * warps_per_block + threadIdx.x / 32);
   if (tile * head_tile >= a.columns) return;
   const Logits in = load_logits(a, z, row, tile, lane);
-  float largest = -INFINITY;
+  float largest = -INFINITY, largest_z = -INFINITY;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
-    if (in.real[i]) largest = fmaxf(largest, in.l[i]);
+    if (in.real[i]) largest = fmaxf(largest, in.l[i]), largest_z = fmaxf(largest_z, in.z[i]);
+  largest_z = warp_max(largest_z);
   const float reference = reference_of(warp_max(largest));
   T* p = static_cast<T*>(a.p) + row * a.p_stride + tile * head_tile;
   float sum = 0, of_p = 0;
@@ -54,7 +55,7 @@ __global__ void tiles_forward(HeadTiles a, const float* z) {
   }
   sum = warp_sum(sum);
   of_p = warp_sum(of_p);
-  if (lane == 0) a.tiles[static_cast<int64_t>(row) * a.tile_stride + tile] = {sum, reference, of_p};
+  if (lane == 0) a.tiles[static_cast<int64_t>(row) * a.tile_stride + tile] = {sum, reference, of_p, largest_z};
 }
 template <class T>
 __global__ void tiles_backward(HeadTiles a, const float* z) {
@@ -80,7 +81,7 @@ __global__ void tiles_backward(HeadTiles a, const float* z) {
     if (in.target[i]) a.at_target[row] = skipped ? 0.0F : at_target;
     p[lane + 32 * i] = from_float<T>(skipped ? 0.0F : k[i]);
   }
-  if (lane == 0) a.tiles[static_cast<int64_t>(row) * a.tile_stride + tile] = {sum, skipped ? sum : 0.0F, 0.0F};
+  if (lane == 0) a.tiles[static_cast<int64_t>(row) * a.tile_stride + tile] = {sum, skipped ? sum : 0.0F, 0.0F, 0.0F};
 }
 
 // The scales of one block, which are nearly always 1, on what is about to be added.

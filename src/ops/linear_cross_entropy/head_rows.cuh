@@ -29,6 +29,7 @@ struct RowSum {
   float top;           // the largest sum of coefficients of a tile, relative to 2^reference
   float top_residual;  // relative to 2^reference; 0: no coefficient stands out
   int top_column;      // of the vocabulary
+  float largest;       // z of all columns, the target's included, before the soft cap
 };
 
 // What is done with a row when its sums are known: dh = at_target W[target] - of_sum acc - of_top W[top].
@@ -37,10 +38,11 @@ struct RowCoefficients {
   int top;
 };
 
-// Of one row of one tile. Backward: the sum of |coefficients|, what of it is skipped, nothing.
+// Of one row of one tile. Backward: the sum of |coefficients|, what of it is skipped, nothing, nothing.
 struct TileSum {
   float sum, reference;
-  float of_p;  // the coefficients' sum, before they are rounded
+  float of_p;     // the coefficients' sum, before they are rounded
+  float largest;  // z of its columns, the target's included
 };
 
 // Of one block of one row: acc = acc * of_old + product * of_new.

@@ -128,17 +128,16 @@ struct ForwardEpilogue : LogitsEpilogue {
   template <bool capped>
   __device__ static void reduce(const Params& p, float (&z)[values], const GemmFragment& t) {
     const Cap cap = capped ? cap_of(p.softcap) : Cap{};
-    float reference[2] = {0, 0};
-    if (!(capped && cap.to_x <= 64.0F)) {  // else no logit is large enough for another reference
+    float reference[2] = {0, 0}, largest[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float largest = -INFINITY;
+    for (int half = 0; half < 2; ++half) {
+      float most = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < values / 4; ++j)
-          largest = fmaxf(largest, fmaxf(z[4 * j + 2 * half], z[4 * j + 2 * half + 1]));
-        largest = quad_max(largest);
-        reference[half] = reference_of(capped ? p.softcap * tanhf(largest / p.softcap) : largest);
-      }
+      for (int j = 0; j < values / 4; ++j) most = fmaxf(most, fmaxf(z[4 * j + 2 * half], z[4 * j + 2 * half + 1]));
+      largest[half] = quad_max(most);
+      // Under a low cap no logit is large enough for another reference.
+      if (!(capped && cap.to_x <= 64.0F))
+        reference[half] = reference_of(capped ? p.softcap * tanhf(largest[half] / p.softcap) : largest[half]);
     }
     int target[2];
     float of_target[2];
@@ -175,7 +174,8 @@ struct ForwardEpilogue : LogitsEpilogue {
       const int row = t.row(half);
       if (row >= p.rows) continue;
       if (t.thread % 4 == 0) {
-        p.tiles[static_cast<int64_t>(row) * p.tile_stride + t.col0 / head_tile] = {total, reference[half], total_of_p};
+        p.tiles[static_cast<int64_t>(row) * p.tile_stride + t.col0 / head_tile] = {total, reference[half], total_of_p,
+                                                                                   largest[half]};
       }
       if (found[half]) p.at_target[row] = of_target[half];
     }
@@ -260,7 +260,7 @@ struct BackwardEpilogue : LogitsEpilogue {
       const int row = t.row(half);
       if (t.thread % 4 == 0 && row < p.rows) {
         p.tiles[static_cast<int64_t>(row) * p.tile_stride + t.col0 / head_tile] = {sum, skipped[half] ? sum : 0.0F,
-                                                                                   0.0F};
+                                                                                   0.0F, 0.0F};
       }
     }
   }

@@ -31,6 +31,7 @@ void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& 
   check_targets(args.targets, args.h);
   check_per_row(args.logp, args.h);
   check_per_row(args.lse, args.h);
+  if (!args.hit.empty()) check_per_row(args.hit, args.h);
   SLUICE_ASSERT(args.rows_per_chunk >= 1);
   if (!args.dh.empty()) check_dh(args.dh, args.h);
   SLUICE_DISPATCH(ctx, linear_cross_entropy_by_rows, args);
@@ -41,6 +42,7 @@ void linear_cross_entropy_by_blocks(Context& ctx, const LinearCrossEntropyByBloc
   check_targets(args.targets, args.h);
   check_per_row(args.logp, args.h);
   check_per_row(args.lse, args.h);
+  if (!args.hit.empty()) check_per_row(args.hit, args.h);
   SLUICE_DISPATCH(ctx, linear_cross_entropy_by_blocks, args);
 }
 

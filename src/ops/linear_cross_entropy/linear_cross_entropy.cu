@@ -73,7 +73,8 @@ class Head {
 
   // Sums of rows, and with Purpose::gradient acc.
   void run_forward(int64_t begin, int64_t rows);
-  void finish_forward(int64_t begin, int64_t rows, const Tensor& logp, const Tensor& lse);
+  template <class Args>
+  void finish_forward(int64_t begin, int64_t rows, const Args& args);
   void run_backward(int64_t begin, int64_t rows, const Tensor& lse, const Tensor& g, float skip_below);
   void finish_dh(int64_t begin, int64_t rows);
   void finish_dropped(const Tensor& dropped);
@@ -266,9 +267,11 @@ void Head::run_forward(int64_t begin, int64_t rows) {
   }
 }
 
-void Head::finish_forward(int64_t begin, int64_t rows, const Tensor& logp, const Tensor& lse) {
-  finish_rows<<<blocks_of_rows(rows, 128), 128, 0, stream_>>>(static_cast<int>(rows), softcap_, sums_, at_target_,
-                                                              logp.as<float>() + begin, lse.as<float>() + begin,
+template <class Args>
+void Head::finish_forward(int64_t begin, int64_t rows, const Args& args) {
+  const RowResults to = {args.logp.template as<float>() + begin, args.lse.template as<float>() + begin,
+                         args.hit.empty() ? nullptr : args.hit.template as<float>() + begin};
+  finish_rows<<<blocks_of_rows(rows, 128), 128, 0, stream_>>>(static_cast<int>(rows), softcap_, sums_, at_target_, to,
                                                               coefficients_);
   check_launch("linear_cross_entropy: log-probabilities");
 }
@@ -337,7 +340,7 @@ void log_probabilities(Context& ctx, const LinearCrossEntropyByBlocks& args) {
   for (int64_t begin = 0; begin < walk.M; begin += walk.most_rows) {
     const int64_t rows = std::min(walk.most_rows, walk.M - begin);
     head.run_forward(begin, rows);
-    head.finish_forward(begin, rows, args.logp, args.lse);
+    head.finish_forward(begin, rows, args);
   }
 }
 
@@ -379,7 +382,8 @@ void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& 
                             .targets = args.targets,
                             .softcap = args.softcap,
                             .logp = args.logp,
-                            .lse = args.lse});
+                            .lse = args.lse,
+                            .hit = args.hit});
     return;
   }
   const Walk walk(ctx, args.weight, args.h, Purpose::gradient, args.rows_per_chunk);
@@ -391,7 +395,7 @@ void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& 
   for (int64_t begin = 0; begin < walk.M; begin += walk.most_rows) {
     const int64_t rows = std::min(walk.most_rows, walk.M - begin);
     head.run_forward(begin, rows);
-    head.finish_forward(begin, rows, args.logp, args.lse);
+    head.finish_forward(begin, rows, args);
     head.finish_dh(begin, rows);
   }
 }

@@ -10,7 +10,7 @@
 // arXiv:2411.09009; fused linear cross-entropy: Liger. Derivation: docs/math/linear_cross_entropy.md. h is bf16 or f32,
 // the operands' dtype of the products; logits and sums are float32, coefficients are rounded to the operands' dtype. A
 // row depends on no other row, so results do not depend on rows_per_chunk, and logp and lse are the same bits by rows,
-// by blocks and in evaluation. M may be 0. Scratch on the CPU, by rows: rows_per_chunk * V * (2 for bf16, 4 for f32)
+// by blocks and in evaluation; so are the hits. M may be 0. Scratch on the CPU, by rows: rows_per_chunk * V * (2 for bf16, 4 for f32)
 // bytes, the units' sums (V / 32 bytes a row) and a few panels of 2^20 weights; otherwise a few MiB. On CUDA, by rows: R = rows_per_chunk
 // held between 2,048 and 8,192, R * 8,192 * 2 bytes for softmax's terms, and a panel of up to 64 MiB of a quantised weight. None grows with M.
 // Targets outside [0, V) are our own mistake: Error(bug). Deterministic.
@@ -29,7 +29,9 @@ struct LinearCrossEntropyByRows {
   float softcap = 0;     // 0: none
   int64_t rows_per_chunk = 128;
   Tensor logp, lse;  // [M] f32 out
-  Tensor dh;         // [M, C] dtype of h or f32, out: d logp / dh    may be empty (evaluation); may be h
+  Tensor hit =
+      {};     // [M] f32 out: 1 where no token has a larger logit than the target (a tie is a hit), else 0; may be empty
+  Tensor dh;  // [M, C] dtype of h or f32, out: d logp / dh    may be empty (evaluation); may be h
 };
 void linear_cross_entropy_by_rows(Context& ctx, const LinearCrossEntropyByRows& args);
 
@@ -38,6 +40,7 @@ struct LinearCrossEntropyByBlocks {
   Tensor h, targets;
   float softcap = 0;
   Tensor logp, lse;  // [M] f32 out
+  Tensor hit = {};   // as by rows
 };
 void linear_cross_entropy_by_blocks(Context& ctx, const LinearCrossEntropyByBlocks& args);
 

@@ -20,26 +20,8 @@ void by_rows(Context& ctx, HeadCase& c, const Tensor& h, const HeadOutputs& out,
                                      .rows_per_chunk = rows_per_chunk,
                                      .logp = rows(out.logp),
                                      .lse = rows(out.lse),
+                                     .hit = rows(out.hit),
                                      .dh = gradient ? rows(out.dh) : Tensor{}});
-}
-
-double logit(const HeadCase& c, int64_t m, int64_t v) {
-  double z = 0;
-  for (int64_t k = 0; k < c.C; ++k)
-    z += static_cast<double>(c.h_values[static_cast<size_t>(m * c.C + k)]) *
-         static_cast<double>(c.w_values[static_cast<size_t>(v * c.C + k)]);
-  return z;
-}
-
-// Every other row already knows its target.
-void aim_at_best(HeadCase& c) {
-  for (int64_t m = 0; m < c.M; m += 2) {
-    double best = -1e300;
-    for (int64_t v = 0; v < c.V; ++v) {
-      const double z = logit(c, m, v);
-      if (z > best) best = z, c.target_values[static_cast<size_t>(m)] = static_cast<int32_t>(v);
-    }
-  }
 }
 
 std::vector<double> row_of(const std::vector<double>& values, int64_t m, int64_t C) {
@@ -62,6 +44,7 @@ TEST_CASE("linear_cross_entropy on cuda: tiles, blocks and their ends agree with
         CAPTURE(softcap);
         CAPTURE(to_string(format));
         HeadCase c(s.M, s.V, s.C, DType::bf16, format, softcap);
+        aim_at_best(c);
         const auto g = random_values(static_cast<size_t>(c.M), 7);
         const auto exact = head_reference<double>(c, false), exact_g = head_reference<double>(c, false, g);
         const Buffer h(DType::bf16, {c.M, c.C}, c.h_values), upstream(DType::f32, {c.M}, g);
@@ -71,13 +54,16 @@ TEST_CASE("linear_cross_entropy on cuda: tiles, blocks and their ends agree with
           by_rows(ctx, c, h, out, 0, c.M, 128);
           CHECK(relative_l2(to_double(out.logp), exact.logp) < 3e-6);
           CHECK(relative_l2(to_double(out.lse), exact.lse) < 3e-6);
+          CHECK(to_double(out.hit) == exact.hit);
           CHECK(relative_l2(to_double(out.dh), exact.dh) < (dh_dtype == DType::f32 ? 1e-3 : 3e-3));
           linear_cross_entropy_by_blocks(ctx, {.weight = c.weight,
                                                .h = h,
                                                .targets = c.targets(),
                                                .softcap = softcap,
                                                .logp = blocks.logp,
-                                               .lse = blocks.lse});
+                                               .lse = blocks.lse,
+                                               .hit = blocks.hit});
+          CHECK(bytes_of(blocks.hit) == bytes_of(out.hit));
           CHECK(bytes_of(blocks.logp) == bytes_of(out.logp));
           CHECK(bytes_of(blocks.lse) == bytes_of(out.lse));
           linear_cross_entropy_by_blocks_backward(ctx, {.weight = c.weight,

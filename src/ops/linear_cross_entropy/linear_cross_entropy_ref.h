@@ -41,6 +41,18 @@ void linear_cross_entropy(int64_t M, int64_t V, int64_t C, const T* h, const W* 
   }
 }
 
+// hit[m]: 1 where no logit z[m, v], before the soft cap, is larger than the target's.
+template <class T, class W>
+void linear_cross_entropy_hits(int64_t M, int64_t V, int64_t C, const T* h, const W* weight, const int32_t* targets,
+                               T* hit) {
+  for (int64_t m = 0; m < M; ++m) {
+    const T at_target = head_logit(C, h + m * C, weight + targets[m] * C, 0.0);
+    hit[m] = 1;
+    for (int64_t v = 0; v < V; ++v)
+      if (head_logit(C, h + m * C, weight + v * C, 0.0) > at_target) hit[m] = 0;
+  }
+}
+
 // dh[m] = g[m] d logp[m] / dh[m]; g may be null: 1. `round` is applied to each coefficient: what the operands' dtype
 // does.
 template <class T, class W, class Round>

@@ -131,6 +131,52 @@ TEST_CASE(
   });
 }
 
+TEST_CASE(
+    "linear_cross_entropy: a hit is a target that no token beats, in both schedules and in evaluation; a tie is one") {
+  for_cases([](HeadCase& c) {
+    aim_at_best(c);
+    const auto exact = head_reference<double>(c, false);
+    const Buffer h(c.dtype, {c.M, c.C}, c.h_values);
+    for (Isa isa : built_isas()) {
+      TestContext& ctx = context_of(isa);
+      const HeadOutputs rows(c, DType::f32), evaluation(c, DType::f32), blocks(c, DType::f32);
+      for (const HeadOutputs* out : {&rows, &evaluation}) {
+        linear_cross_entropy_by_rows(ctx, {.weight = c.weight,
+                                           .h = h,
+                                           .targets = c.targets(),
+                                           .softcap = c.softcap,
+                                           .rows_per_chunk = 16,
+                                           .logp = out->logp,
+                                           .lse = out->lse,
+                                           .hit = out->hit,
+                                           .dh = out == &rows ? out->dh.tensor : Tensor{}});
+      }
+      linear_cross_entropy_by_blocks(ctx, {.weight = c.weight,
+                                           .h = h,
+                                           .targets = c.targets(),
+                                           .softcap = c.softcap,
+                                           .logp = blocks.logp,
+                                           .lse = blocks.lse,
+                                           .hit = blocks.hit});
+      for (const HeadOutputs* out : {&rows, &evaluation, &blocks}) CHECK(to_double(out->hit) == exact.hit);
+    }
+  });
+  // Token 300 of another unit has the very logits of token 2.
+  HeadCase c(5, 320, 32, DType::f32, WeightFormat::f32);
+  auto* w = reinterpret_cast<float*>(c.bytes.data());
+  std::copy_n(w + 2 * c.C, c.C, w + 300 * c.C);
+  for (int64_t k = 0; k < c.C; ++k) c.h_values[static_cast<size_t>(k)] = 10 * w[2 * c.C + k];
+  const Buffer h(DType::f32, {c.M, c.C}, c.h_values);
+  const HeadOutputs out(c, DType::f32);
+  for (int32_t target : {2, 300, 3}) {
+    c.target_values[0] = target;
+    linear_cross_entropy_by_blocks(
+        context_of(Isa::avx2),
+        {.weight = c.weight, .h = h, .targets = c.targets(), .logp = out.logp, .lse = out.lse, .hit = out.hit});
+    CHECK(to_double(out.hit)[0] == (target == 3 ? 0 : 1));
+  }
+}
+
 TEST_CASE("linear_cross_entropy_by_rows: neither the chunk nor the number of threads changes a byte") {
   for (Isa isa : built_isas())
     for (DType dtype : {DType::f32, DType::bf16})

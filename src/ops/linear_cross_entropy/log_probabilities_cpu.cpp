@@ -104,8 +104,7 @@ void LogProbabilities<T>::run() {
     ctx_.pool.parallel_for(panels_.count,
                            [&](int64_t p, int worker) { reduce_panel(begin, rows, p, room_of(worker)); });
     for (int64_t row = 0; row < rows; ++row) {
-      finish_row(sums_, panels_.units(), row, args_.lse.as<float>() + begin + row,
-                 args_.logp.as<float>() + begin + row);
+      finish_row(sums_, panels_.units(), row, results_of(args_.lse, args_.logp, args_.hit, begin + row));
     }
   }
 }

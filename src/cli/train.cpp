@@ -4,6 +4,7 @@
 
 #include "cli/command.h"
 #include "eval/chunk_task.h"
+#include "train/objective_config.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -14,8 +15,10 @@ std::string settings_help() {
   std::string text =
       "Settings, in the YAML file or as --name value (flags win); docs/settings.md has them with other tools' names:\n";
   for (const Setting& s : train_settings()) {
-    text += fmt::format("  --{:<26} {}{}\n", s.name, s.help,
-                        s.choices.empty() ? "" : fmt::format(" ({})", fmt::join(s.choices, ", ")));
+    const std::string by = defaults_by_objective(s.name);
+    text += fmt::format("  --{:<26} {}{}{}\n", s.name, s.help,
+                        s.choices.empty() ? "" : fmt::format(" ({})", fmt::join(s.choices, ", ")),
+                        by.empty() ? "" : "; default " + by);
   }
   return text;
 }

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
+#include <set>
 
 #include "core/error.h"
 #include "core/nearest.h"
@@ -121,10 +122,38 @@ class Reader {
  public:
   Reader(TrainConfig& config, std::vector<std::string>* notes) : config_(config), notes_(notes) {}
 
+  bool is_given(const std::string& name) const { return given_.contains(name); }
+
+  // After all that is given, in any order.
+  void objective_defaults() {
+    std::string taken;
+    for (const ObjectiveDefault& d : sluice::objective_defaults()) {
+      const std::string name = d.setting, value = d.value, where = "objective " + config_.objective;
+      if (config_.objective != d.objective || is_given(name)) continue;
+      if (name == "lr_schedule.warmup_ratio" && is_given("lr_schedule.warmup")) continue;
+      const Setting& setting = *find_setting(name);
+      std::visit(Assign{config_, setting, value, where}, setting.field);
+      taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", name, value);
+    }
+    if (!taken.empty()) note(fmt::format("defaults of {} (docs/objectives.md): {}", config_.objective, taken));
+  }
+
+  // Two names for one strength.
+  void check_scale() const {
+    const auto rank = static_cast<double>(config_.rank);
+    const double of_alpha = config_.alpha / (config_.rs_lora ? std::sqrt(rank) : rank);
+    const bool agree = std::abs(of_alpha - config_.scale) <= 1e-6 * config_.scale;
+    check(agree || !is_given("lora_parameters.alpha") || !is_given("lora_parameters.scale"), ErrorCode::bad_config,
+          fmt::format("lora_parameters.alpha is {} and lora_parameters.scale is {}: alpha at rank {} is a scale of "
+                      "{:.4g}; give one of the two",
+                      config_.alpha, config_.scale, config_.rank, of_alpha));
+  }
+
   void set(const std::string& name, const std::string& text, const std::string& where) {
     bool by_alias = false;
     const Setting* setting = find_setting(name, &by_alias);
     if (setting == nullptr) unknown(name, where);
+    given_.insert(setting->name);
     if (by_alias) note(fmt::format("{} is called {} here", name, setting->name));
     if (setting->name == "lora_parameters.alpha")
       note("alpha is PEFT's: scale = alpha / rank (or / sqrt(rank) with rs_lora)");
@@ -141,6 +170,8 @@ class Reader {
       if (const auto dora = parse_bool(text)) value = *dora ? "dora" : "lora";
     }
     std::visit(Assign{config_, *setting, value, where}, setting->field);
+    check(setting->name != "lora_parameters.alpha" || config_.alpha != 0, ErrorCode::bad_config,
+          where + ": lora_parameters.alpha is 0, which switches the adapter off; give it above 0, or give scale");
   }
 
   void yaml(const YAML::Node& node, const std::string& prefix, const std::string& path) {
@@ -200,6 +231,7 @@ class Reader {
 
   TrainConfig& config_;
   std::vector<std::string>* notes_;
+  std::set<std::string> given_;  // names as in the table
 };
 
 YAML::Node load_yaml(const std::string& path) {
@@ -229,6 +261,8 @@ TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pai
     }
   }
   for (const auto& [name, text] : flags) reader.set(name, text, "--" + name);
+  reader.objective_defaults();
+  reader.check_scale();
   return config;
 }
 
@@ -254,6 +288,8 @@ std::vector<std::string> validate(const TrainConfig& config) {
     problems.emplace_back("iters, max_steps and num_epochs all set the length of the run; give one");
   }
   if (config.tile % 256 != 0) problems.push_back(fmt::format("tile is {}; it must be a multiple of 256", config.tile));
+  if (config.warmup > 0 && config.warmup_ratio > 0)
+    problems.emplace_back("lr_schedule.warmup and lr_schedule.warmup_ratio are both given; give one");
   if (config.rs_lora && config.alpha == 0) problems.emplace_back("rs_lora needs lora_parameters.alpha");
   for (const auto* patterns : {&config.rank_pattern, &config.alpha_pattern}) {
     for (const std::string& entry : *patterns) {
@@ -320,7 +356,10 @@ std::string to_yaml(const TrainConfig& config) {
       continue;
     }
     text += name + ":\n";
-    for (const auto& [inner, item] : value.items()) write("  ", inner, item);
+    for (const auto& [inner, item] : value.items()) {
+      if (inner == (config.alpha > 0 ? "scale" : "alpha")) continue;
+      write("  ", inner, item);
+    }
   }
   return text;
 }
@@ -352,13 +391,17 @@ std::string settings_markdown() {
       "{rank: 16}` is\n"
       "`--lora_parameters.rank 16`. Names of mlx-lm where it has them; those of other tools are accepted. One of "
       "`iters`, `max_steps` and\n"
-      "`num_epochs` sets the length; without any it is 1,000 iters. Made by `sluice train --settings`.\n\n"
+      "`num_epochs` sets the length; without any it is 1,000 iters. A default is that of sft where a line names others "
+      "by "
+      "objective ([objectives.md](objectives.md)).\n"
+      "Made by `sluice train --settings`.\n\n"
       "| setting | default | what it is | also called |\n| --- | --- | --- | --- |\n";
   const TrainConfig defaults;
   for (const Setting& s : train_settings()) {
     const Json value = std::visit(ToJson{defaults}, s.field);
     std::string help = s.help;
     if (!s.choices.empty()) help += fmt::format(" ({})", fmt::join(s.choices, ", "));
+    if (const std::string by = defaults_by_objective(s.name); !by.empty()) help += "; default " + by;
     text += fmt::format("| `{}` | `{}` | {} | {} |\n", s.name, value.dump(), help, fmt::join(s.aliases, ", "));
   }
   return text;

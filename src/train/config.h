@@ -37,7 +37,7 @@ struct TrainConfig {
   double learning_rate = 1e-4;
   std::string lr_schedule = "cosine_decay";
   int64_t warmup = 0;
-  double warmup_init = 0, lr_end = 0;
+  double warmup_ratio = 0, warmup_init = 0, lr_end = 0;
   double weight_decay = 0.01, adam_beta1 = 0.9, adam_beta2 = 0.999, adam_epsilon = 1e-8, max_grad_norm = 1.0;
   // adapter
   int64_t rank = 8;
@@ -50,6 +50,7 @@ struct TrainConfig {
   // reports and files
   int64_t steps_per_report = 10, steps_per_eval = 200, val_batches = -1, save_every = 100, save_total_limit = 0;
   std::string metric_for_best_model, greater_is_better = "auto";
+  int64_t early_stopping_patience = 0;
   std::string eval_task = "none", eval_task_data;
   int64_t eval_task_max_tokens = 256;
   bool resume = false;
@@ -76,7 +77,8 @@ struct Setting {
 
 const std::vector<Setting>& train_settings();
 
-// Reads YAML (may be empty) and then flags, pairs of name and text. Unknown names throw Error(bad_config) with the nearest known
+// Reads YAML (may be empty) and then flags, pairs of name and text. What neither gives has the default of the objective
+// (objective_defaults in objective_config.h), else that of TrainConfig. Unknown names throw Error(bad_config) with the nearest known
 // one; so do values of another type. `notes` receives one line for each alias used and each trap of another tool's meaning.
 TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pair<std::string, std::string>>& flags,
                         std::vector<std::string>* notes = nullptr);
@@ -84,7 +86,7 @@ TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pai
 // Everything that is wrong with the values, before any file but the config is read.
 std::vector<std::string> validate(const TrainConfig& config);
 
-// The effective settings as YAML, readable by read_config.
+// The effective settings as YAML, readable by read_config. Of alpha and scale the one that counts.
 std::string to_yaml(const TrainConfig& config);
 Json to_json(const TrainConfig& config);
 

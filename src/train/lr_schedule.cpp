@@ -15,4 +15,10 @@ double LrSchedule::at(int64_t step) const {
   return end + (peak - end) * 0.5 * (1 + std::cos(std::numbers::pi * done));
 }
 
+int64_t warmup_steps(int64_t warmup, double ratio, int64_t total) {
+  if (warmup > 0) return warmup;
+  const auto steps = static_cast<int64_t>(std::ceil(ratio * static_cast<double>(total) - 1e-9));
+  return std::clamp<int64_t>(steps, 0, std::max<int64_t>(total - 1, 0));
+}
+
 }  // namespace sluice

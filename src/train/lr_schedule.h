@@ -21,4 +21,8 @@ struct LrSchedule {
   double at(int64_t step) const;
 };
 
+// Optimizer steps of a warm-up: `warmup`, or where it is 0 the ratio of the run rounded up as Hugging Face does, but at least one step has the
+// peak.
+int64_t warmup_steps(int64_t warmup, double ratio, int64_t total);
+
 }  // namespace sluice

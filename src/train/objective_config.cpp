@@ -34,6 +34,51 @@ Objective objective_of(const TrainConfig& config) {
   return o;
 }
 
+std::span<const ObjectiveDefault> objective_defaults() {
+  static constexpr ObjectiveDefault defaults[] = {
+      {"dpo", "beta", "0.1"},
+      {"dpo", "learning_rate", "5e-6"},
+      {"dpo", "lr_schedule.warmup_ratio", "0.1"},
+      {"dpo", "lora_parameters.rank", "16"},
+      {"orpo", "learning_rate", "1e-5"},
+      {"orpo", "lr_schedule.warmup_ratio", "0.03"},
+      {"orpo", "lora_parameters.rank", "16"},
+      {"orpo", "sft_scope", "full"},
+      {"simpo", "beta", "2"},
+      {"simpo", "simpo_gamma", "1"},
+      {"simpo", "learning_rate", "5e-6"},
+      {"simpo", "lr_schedule.warmup_ratio", "0.1"},
+      {"simpo", "lora_parameters.rank", "16"},
+      {"slic", "beta", "0.1"},
+      {"slic", "learning_rate", "5e-6"},
+      {"slic", "lr_schedule.warmup_ratio", "0.1"},
+      {"slic", "lora_parameters.rank", "16"},
+      {"cpo", "beta", "0.1"},
+      {"cpo", "learning_rate", "1e-4"},
+      {"cpo", "lr_schedule.warmup_ratio", "0.01"},
+      {"cpo", "lora_parameters.rank", "16"},
+      {"kto", "beta", "0.1"},
+      {"kto", "learning_rate", "5e-6"},
+      {"kto", "lr_schedule.warmup_ratio", "0.1"},
+      {"kto", "lora_parameters.rank", "16"},
+  };
+  return defaults;
+}
+
+std::string defaults_by_objective(const std::string& setting) {
+  std::vector<std::pair<std::string, std::string>> by_value;  // value, objectives
+  for (const ObjectiveDefault& d : objective_defaults()) {
+    if (d.setting != setting) continue;
+    const auto same = std::find_if(by_value.begin(), by_value.end(), [&](const auto& v) { return v.first == d.value; });
+    if (same != by_value.end()) same->second += fmt::format(", {}", d.objective);
+    else by_value.emplace_back(d.value, d.objective);
+  }
+  std::string text;
+  for (const auto& [value, objectives] : by_value)
+    text += fmt::format("{}{} {}", text.empty() ? "by objective: " : "; ", value, objectives);
+  return text;
+}
+
 std::vector<std::string> objective_problems(const TrainConfig& config) {
   const TrainConfig defaults;
   const auto is = [&](const char* name) { return config.objective == name; };
@@ -78,13 +123,27 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
     problems.push_back(fmt::format("metric_for_best_model is '{}'; with objective {} it may be {}",
                                    config.metric_for_best_model, config.objective, fmt::join(known, ", ")));
   }
+  const bool no_loss = config.val_batches == 0, by_loss = best_metric(config) != score_metric(config);
+  if (no_loss && by_loss && (!config.metric_for_best_model.empty() || config.early_stopping_patience > 0))
+    problems.push_back(
+        fmt::format("val_batches is 0, so validations have no {}, which metric_for_best_model or "
+                    "early_stopping_patience asks for; set val_batches: -1",
+                    best_metric(config)));
+  if (no_loss && config.orpo_lambda_mode == "adaptive")
+    problems.emplace_back("orpo_lambda_mode: adaptive reads validations, and val_batches is 0; set val_batches: -1");
+  if (config.early_stopping_patience > 0 &&
+      (config.steps_per_eval <= 0 || config.save_every <= 0 || config.steps_per_eval % config.save_every != 0))
+    problems.push_back(
+        fmt::format("early_stopping_patience ends a run after its best validation, which must have a checkpoint: "
+                    "steps_per_eval ({}) must be a multiple of save_every ({})",
+                    config.steps_per_eval, config.save_every));
   return problems;
 }
 
 std::string score_metric(const TrainConfig& config) { return fmt::format("eval_{}_score", config.eval_task); }
 
 std::vector<std::string> eval_metrics(const TrainConfig& config) {
-  std::vector<std::string> names = {"eval_loss"};
+  std::vector<std::string> names = {"eval_loss", "eval_mean_token_accuracy"};
   if (config.eval_task != "none") names.push_back(score_metric(config));
   const Objective objective = objective_of(config);
   if (objective.kind == ObjectiveKind::sft) return names;
@@ -98,6 +157,11 @@ std::vector<std::string> eval_metrics(const TrainConfig& config) {
 std::string best_metric(const TrainConfig& config) {
   const std::string& name = config.metric_for_best_model;
   return name.empty() ? "eval_loss" : name.starts_with("eval_") ? name : "eval_" + name;
+}
+
+bool needs_validation(const TrainConfig& config) {
+  return best_metric(config) != "eval_loss" || config.eval_task != "none" || config.orpo_lambda_mode == "adaptive" ||
+         config.early_stopping_patience > 0;
 }
 
 bool greater_is_better(const TrainConfig& config) {

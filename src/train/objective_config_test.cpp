@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+#include "train/lr_schedule.h"
+
 namespace sluice {
 
 namespace {
@@ -51,6 +54,69 @@ TEST_CASE("objective config: every objective by its name, and its defaults contr
             "reference_adapter"));
   CHECK(has(objective_problems(with({{"objective", "orpo"}, {"orpo_lambda", "0"}, {"orpo_lambda_mode", "adaptive"}})),
             "orpo_lambda_max"));
+}
+
+TEST_CASE("objective config: each objective has its own defaults, and what is given wins wherever it stands") {
+  std::vector<std::string> notes;
+  const TrainConfig orpo = with({{"objective", "orpo"}}, &notes);
+  CHECK(orpo.learning_rate == 1e-5);
+  CHECK(orpo.rank == 16);
+  CHECK(orpo.warmup_ratio == 0.03);
+  CHECK(orpo.sft_scope == "full");
+  CHECK(objective_of(orpo).orpo_lambda == 0.1);
+  CHECK(has(notes, "defaults of orpo (docs/objectives.md): learning_rate 1e-5"));
+  const TrainConfig sft = with({});
+  CHECK(to_yaml(sft) == to_yaml(TrainConfig{}));
+  CHECK(with({{"objective", "dpo"}}).learning_rate == 5e-6);
+  CHECK(with({{"objective", "simpo"}}).simpo_gamma == 1);
+  CHECK(with({{"objective", "cpo"}}).sft_scope == "response");
+  const TrainConfig given =
+      with({{"lr", "1e-4"}, {"lora_r", "8"}, {"sft_scope", "response"}, {"warmup_steps", "0"}, {"rl", "orpo"}});
+  CHECK(given.learning_rate == 1e-4);
+  CHECK(given.rank == 8);
+  CHECK(given.sft_scope == "response");
+  CHECK(given.warmup_ratio == 0);
+  for (const ObjectiveDefault& d : objective_defaults()) {
+    CAPTURE(d.objective);
+    CAPTURE(d.setting);
+    CHECK(to_yaml(with({{"objective", d.objective}})) ==
+          to_yaml(with({{"objective", d.objective}, {d.setting, d.value}})));
+  }
+  CHECK(defaults_by_objective("lora_parameters.rank") == "by objective: 16 dpo, orpo, simpo, slic, cpo, kto");
+  CHECK(defaults_by_objective("seed").empty());
+}
+
+TEST_CASE("objective config: two words for one thing, and words that switch training off, are refused by name") {
+  const auto refusal = [](const std::vector<std::pair<std::string, std::string>>& flags) -> std::string {
+    try {
+      with(flags);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(refusal({{"alpha", "16"}, {"rank", "8"}}).empty());
+  CHECK(refusal({{"alpha", "16"}, {"rank", "8"}, {"scale", "2"}}).empty());  // they agree
+  CHECK(refusal({{"alpha", "16"}, {"rank", "8"}, {"scale", "3"}}).find("alpha at rank 8 is a scale of 2") !=
+        std::string::npos);
+  CHECK(refusal({{"alpha", "16"}, {"rank", "16"}, {"use_rslora", "true"}, {"scale", "4"}}).empty());
+  CHECK(refusal({{"lora_alpha", "0"}}).find("--lora_alpha: lora_parameters.alpha is 0") != std::string::npos);
+  CHECK(to_yaml(with({{"alpha", "16"}})).find("scale") == std::string::npos);
+  CHECK(to_yaml(with({})).find("alpha:") == std::string::npos);
+  TrainConfig both = with({{"warmup", "10"}, {"warmup_ratio", "0.1"}});
+  CHECK(has(validate(both), "lr_schedule.warmup and lr_schedule.warmup_ratio are both given"));
+}
+
+TEST_CASE(
+    "FieldU5_ratio: a warm-up by ratio is a share of the optimizer steps, rounded up, and leaves a step at the peak") {
+  CHECK(warmup_steps(0, 0.03, 1000) == 30);
+  CHECK(warmup_steps(0, 0.03, 100) == 3);
+  CHECK(warmup_steps(0, 0.07, 100) == 7);
+  CHECK(warmup_steps(0, 0.03, 10) == 1);
+  CHECK(warmup_steps(0, 0.03, 1) == 0);
+  CHECK(warmup_steps(0, 1, 8) == 7);
+  CHECK(warmup_steps(0, 0, 8) == 0);
+  CHECK(warmup_steps(5, 0.5, 8) == 5);
 }
 
 TEST_CASE("objective config: best follows a metric of a validation, lower where its name ends in loss") {

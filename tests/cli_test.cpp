@@ -127,6 +127,26 @@ TEST_CASE("cli: preview shows both answers of a pair, what is supervised in them
   CHECK(missing.output.find("row 3") != std::string::npos);
 }
 
+TEST_CASE("cli: eval loss says how many supervised tokens were the likeliest") {
+  const TinyRun tiny;
+  const Ran eval =
+      run({"eval", "loss", "--model", tiny.config.model, "--data", (tiny.folder / "data/valid.jsonl").string(),
+           "--precision", "fp32", "--out", (tiny.folder / "loss.json").string()});
+  CHECK(eval.code == 0);
+  CHECK(eval.output.find("token accuracy 0.") != std::string::npos);
+  const Json result = Json::parse(read_whole_file(tiny.folder / "loss.json"));
+  Heard heard;
+  TrainConfig config = tiny.config;
+  config.max_steps = 1;
+  train(config, heard);
+  if (!on_cuda()) CHECK(result["mean_token_accuracy"].get<double>() == heard.evals.front().accuracy.mean());
+}
+
+TEST_CASE("cli: a default by objective is in the help") {
+  const Ran help = run({"train", "--help"});
+  CHECK(help.output.find("peak learning rate; default by objective: 5e-6 dpo") != std::string::npos);
+}
+
 TEST_CASE("cli: all problems of a config are shown at once") {
   const Ran bad = run({"train", "--batch_size", "0", "--precision", "fp8", "--tile", "100"});
   CHECK(bad.code == 2);

@@ -81,7 +81,9 @@ void eval_loss(const Options& o) {
   const Dataset data = read_dataset(o.data, loaded.text, {.max_seq_length = o.max_seq_length, .mask_prompt = !o.full});
   fmt::print("{}\n", data.report.summary());
   Schedule schedule = Schedule::uniform(loaded.model->config.num_layers, 1, Level::input);
-  const StepSettings settings{.schedule = schedule, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16};
+  std::vector<float> hits;
+  const StepSettings settings{
+      .schedule = schedule, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16, .hits = &hits};
   const auto logps = [&](Arena& arena, const Batch& batch) {
     Context ctx{.arena = arena, .pool = loaded.pool, .device = loaded.model->device};
     return forward_logps(ctx, *loaded.model, loaded.adapter(),
@@ -92,19 +94,22 @@ void eval_loss(const Options& o) {
   for (const Sample& sample : data.samples) logps(counting, pack({&sample}));
   Arena arena = Arena::allocate(loaded.model->device, counting.peak());
   double sum = 0;
-  int64_t tokens = 0;
+  int64_t tokens = 0, right = 0;
   for (const Sample& sample : data.samples) {
     for (float logp : logps(arena, pack({&sample}))) sum -= static_cast<double>(logp), ++tokens;
+    for (float hit : hits) right += hit > 0 ? 1 : 0;
   }
   const double loss = sum / static_cast<double>(tokens);
-  fmt::print("loss {:.4f}  perplexity {:.4f}  over {} tokens of {} rows\n", loss, std::exp(loss), tokens,
-             data.samples.size());
+  const double accuracy = static_cast<double>(right) / static_cast<double>(tokens);
+  fmt::print("loss {:.4f}  perplexity {:.4f}  token accuracy {:.4f}  over {} tokens of {} rows\n", loss, std::exp(loss),
+             accuracy, tokens, data.samples.size());
   if (!o.out.empty()) {
     atomic_write_file(o.out, Json({{"task", "loss"},
                                    {"model", o.model},
                                    {"adapter", o.adapter},
                                    {"loss", loss},
                                    {"perplexity", std::exp(loss)},
+                                   {"mean_token_accuracy", accuracy},
                                    {"tokens", tokens}})
                                      .dump(1) +
                                  "\n");
@@ -162,7 +167,8 @@ void add_eval(CLI::App& app) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   chunk->callback([o] { eval_chunk(*o); });
-  CLI::App* loss = command->add_subcommand("loss", "Loss per supervised token and perplexity of a file of rows");
+  CLI::App* loss =
+      command->add_subcommand("loss", "Loss per supervised token, perplexity and token accuracy of a file of rows");
   add_common(*loss, *o);
   loss->add_option("--max-seq-length", o->max_seq_length, "longer rows are dropped and counted")
       ->check(CLI::Range(2, 1 << 24))

@@ -42,16 +42,29 @@ void point(const fs::path& out, const std::string& name, const std::string& targ
   sync_folder(out);
 }
 
+constexpr int state_format = 2;
+
+Json to_json(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
+std::optional<double> optional_from(const Json& j) {
+  return j.is_null() ? std::nullopt : std::optional(j.get<double>());
+}
+
 Json state_json(const TrainState& s) {
-  return {{"format", 1},
+  return {{"format", state_format},
           {"step", s.step},
           {"microbatches", s.microbatches},
           {"trained_tokens", s.trained_tokens},
-          {"have_eval", s.have_eval},
-          {"last_metric", s.last_metric},
+          {"skipped_steps", s.skipped_steps},
+          {"first_train_loss", to_json(s.first_train_loss)},
+          {"first_eval_loss", to_json(s.first_eval_loss)},
+          {"last_eval_loss", to_json(s.last_eval_loss)},
+          {"window_loss", s.window_loss},
+          {"window_count", s.window_count},
           {"best_metric", s.best_metric},
           {"best_step", s.best_step},
-          {"chosen_at_start", s.chosen_at_start ? Json(*s.chosen_at_start) : Json()},
+          {"best_eval", to_json(s.best_eval)},
+          {"evals_since_best", s.evals_since_best},
+          {"chosen_at_start", to_json(s.chosen_at_start)},
           {"lambda", s.lambda},
           {"run_id", s.run_id}};
 }
@@ -59,15 +72,25 @@ Json state_json(const TrainState& s) {
 TrainState state_from(const Json& j, const std::string& path) {
   TrainState s;
   try {
-    check(j.at("format") == 1, ErrorCode::bad_file, path + ": format is not 1; it was written by a newer sluice");
+    check(
+        j.at("format") == state_format, ErrorCode::bad_file,
+        fmt::format("{}: format is {}, needed {}; the run was started with another version of sluice, which can go on "
+                    "with it",
+                    path, j.at("format").dump(), state_format));
     s.step = j.at("step").get<int64_t>();
     s.microbatches = j.at("microbatches").get<int64_t>();
     s.trained_tokens = j.at("trained_tokens").get<int64_t>();
-    s.have_eval = j.at("have_eval").get<bool>();
-    s.last_metric = j.at("last_metric").get<double>();
+    s.skipped_steps = j.at("skipped_steps").get<int64_t>();
+    s.first_train_loss = optional_from(j.at("first_train_loss"));
+    s.first_eval_loss = optional_from(j.at("first_eval_loss"));
+    s.last_eval_loss = optional_from(j.at("last_eval_loss"));
+    s.window_loss = j.at("window_loss").get<double>();
+    s.window_count = j.at("window_count").get<int64_t>();
     s.best_metric = j.at("best_metric").get<double>();
     s.best_step = j.at("best_step").get<int64_t>();
-    if (!j.at("chosen_at_start").is_null()) s.chosen_at_start = j.at("chosen_at_start").get<double>();
+    s.best_eval = optional_from(j.at("best_eval"));
+    s.evals_since_best = j.at("evals_since_best").get<int64_t>();
+    s.chosen_at_start = optional_from(j.at("chosen_at_start"));
     s.lambda = j.at("lambda");
     s.run_id = j.at("run_id").get<std::string>();
   } catch (const Json::exception& e) {
@@ -130,8 +153,8 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
   return final_name.string();
 }
 
-void point_best(const std::string& out, const std::string& folder) {
-  point(out, "best", fs::path(folder).filename().string());
+void point_best(const std::string& out, int64_t step) {
+  if (step >= 0 && fs::exists(fs::path(out) / step_name(step) / "state.json")) point(out, "best", step_name(step));
 }
 
 std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out) {

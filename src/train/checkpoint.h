@@ -24,10 +24,14 @@ struct TrainState {
   int64_t step = 0;            // optimizer steps done
   int64_t microbatches = 0;    // forward/backward passes done: the position in the data
   int64_t trained_tokens = 0;  // supervised
-  bool have_eval = false;
-  double last_metric = 0;  // of the last validation: what best is chosen by
-  double best_metric = 0;
+  int64_t skipped_steps = 0;   // of those, the ones without a gradient
+  std::optional<double> first_train_loss, first_eval_loss, last_eval_loss;
+  double window_loss = 0;                 // sum over the steps since the last scheduled checkpoint …
+  int64_t window_count = 0;               // … of so many tokens or rows
+  double best_metric = 0;                 // of the checkpoint `best_step`
   int64_t best_step = -1;                 // -1: none yet
+  std::optional<double> best_eval;        // the best validation's metric so far, saved or not
+  int64_t evals_since_best = 0;           // validations since then
   std::optional<double> chosen_at_start;  // mean log-probability of the chosen answers in the first validation
   Json lambda;                            // LambdaController's state; null without one
   std::string run_id;                     // hash of base, data and the settings that a resumed run must share
@@ -45,8 +49,8 @@ struct CheckpointView {
 
 // Writes out/step-<step> and points out/last at it. Returns the folder. Throws Error(bad_file), leaving what was there.
 std::string save_checkpoint(const std::string& out, const CheckpointView& view);
-// Points out/best at a checkpoint, atomically.
-void point_best(const std::string& out, const std::string& folder);
+// Points out/best at the checkpoint of a step, atomically. Nothing where there is no such checkpoint.
+void point_best(const std::string& out, int64_t step);
 
 struct LoadedCheckpoint {
   std::string folder;

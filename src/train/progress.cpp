@@ -22,6 +22,10 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+std::string accuracy_field(const TokenAccuracy& a) {
+  return a.tokens > 0 ? fmt::format(", Token accuracy {:.3f}", a.mean()) : "";
+}
+
 // ", Margin …" of a run on pairs, and the score of a task.
 std::string pair_fields(const Json& metrics, const std::string& prefix) {
   std::string text;
@@ -89,12 +93,14 @@ void ConsoleProgress::train(const TrainReport& r) {
                    "{}, Peak mem {:.3f} GB",
                    r.step, r.loss, r.learning_rate, r.steps_per_second, r.tokens_per_second, r.trained_tokens,
                    static_cast<double>(r.peak_bytes) / 1e9) +
+       accuracy_field(r.accuracy) + (r.skipped_steps > 0 ? fmt::format(", Skipped steps {}", r.skipped_steps) : "") +
        pair_fields(r.objective, ""));
 }
 
 void ConsoleProgress::eval(const EvalReport& r) {
-  line(fmt::format("Iter {}: Val loss {:.3f}, Val took {:.3f}s", r.step, r.loss, r.seconds) +
-       pair_fields(r.objective, "eval_"));
+  line(fmt::format("Iter {}: {}Val took {:.3f}s", r.step, r.tokens > 0 ? fmt::format("Val loss {:.3f}, ", r.loss) : "",
+                   r.seconds) +
+       accuracy_field(r.accuracy) + pair_fields(r.objective, "eval_"));
 }
 
 void ConsoleProgress::saved(int64_t step, const std::string& folder) {
@@ -134,17 +140,17 @@ Json to_json(const TrainReport& r) {
                {"iterations_per_second", r.steps_per_second},
                {"tokens_per_second", r.tokens_per_second},
                {"num_tokens", r.trained_tokens},
+               {"skipped_steps", r.skipped_steps},
                {"peak_memory", static_cast<double>(r.peak_bytes) / 1e9}};
+  if (r.accuracy.tokens > 0) line["mean_token_accuracy"] = r.accuracy.mean();
   line.update(r.objective);
   return line;
 }
 
 Json to_json(const EvalReport& r) {
-  Json line = {{"type", "eval"},
-               {"step", r.step},
-               {"eval_loss", r.loss},
-               {"eval_runtime", r.seconds},
-               {"eval_num_tokens", r.tokens}};
+  Json line = {{"type", "eval"}, {"step", r.step}, {"eval_runtime", r.seconds}, {"eval_num_tokens", r.tokens}};
+  if (r.tokens > 0) line["eval_loss"] = r.loss;
+  if (r.accuracy.tokens > 0) line["eval_mean_token_accuracy"] = r.accuracy.mean();
   line.update(r.objective);
   return line;
 }

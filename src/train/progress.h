@@ -12,6 +12,12 @@
 
 namespace sluice {
 
+// Supervised tokens that were the likeliest in their place (a tie counts). Of pairs and rated answers: those of the chosen answers.
+struct TokenAccuracy {
+  int64_t hits = 0, tokens = 0;
+  double mean() const { return static_cast<double>(hits) / static_cast<double>(tokens); }
+};
+
 struct TrainReport {
   int64_t step = 0, total_steps = 0;  // optimizer steps
   double epoch = 0;
@@ -20,13 +26,16 @@ struct TrainReport {
   double steps_per_second = 0, tokens_per_second = 0;  // all tokens that were run
   int64_t trained_tokens = 0;                          // supervised, since the start of the run
   int64_t peak_bytes = 0;                              // of the process, without mapped files
+  int64_t skipped_steps = 0;                           // without a gradient, since the start of the run
+  TokenAccuracy accuracy = {};                         // since the last report
   Json objective = Json::object();                     // of pairs, under TRL's names; empty for sft
 };
 
 struct EvalReport {
   int64_t step = 0;
   double loss = 0, seconds = 0;
-  int64_t tokens = 0;
+  int64_t tokens = 0;  // 0: there is no loss, a task was scored alone
+  TokenAccuracy accuracy = {};
   Json objective = Json::object();  // the same with "eval_" in front, and the score of a task
 };
 

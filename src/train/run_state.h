@@ -53,10 +53,14 @@ struct Run::State {
   double loss_sum = 0, grad_norm = 0;
   int64_t loss_count = 0, run_tokens = 0, steps = 0;  // loss_count: supervised tokens (sft), or rows
   PreferenceMetrics pairs;
+  TokenAccuracy accuracy;
+  std::vector<float> hits;  // of one batch
   bool warned = false;
+  // The last validation's number that best is chosen by, and after which step it was taken.
+  double score = 0;
+  int64_t scored_step = -1;
   Clock::time_point since = Clock::now();
   RunResult result;
-  int64_t saved_step = -1;
   int64_t peak_bytes = 0;  // held, at the highest report
 };
 

@@ -99,7 +99,7 @@ class Stream {
                            .y = h,
                            .eps = model_.config.rms_norm_eps,
                            .offset = model_.config.norm_offset});
-    Tensor logp_d = scope.tensor(DType::f32, {M}), lse = scope.tensor(DType::f32, {M});
+    Tensor logp_d = scope.tensor(DType::f32, {M}), lse = scope.like(logp_d), hit = scope.like(logp_d);
     Tensor dh = loss != nullptr ? scope.tensor(DType::f32, {M, C_}) : Tensor{};
     const bool by_rows = settings_.schedule.head == HeadSchedule::by_rows;
     if (by_rows) {
@@ -110,6 +110,7 @@ class Stream {
                                           .rows_per_chunk = settings_.schedule.head_rows,
                                           .logp = logp_d,
                                           .lse = lse,
+                                          .hit = hit,
                                           .dh = dh});
     } else {
       linear_cross_entropy_by_blocks(ctx_, {.weight = model_.head,
@@ -117,9 +118,14 @@ class Stream {
                                             .targets = targets_,
                                             .softcap = model_.config.final_softcap,
                                             .logp = logp_d,
-                                            .lse = lse});
+                                            .lse = lse,
+                                            .hit = hit});
     }
     copy_to_host(ctx_, {.tensor = logp_d, .host = logp.data()});
+    if (settings_.hits != nullptr) {
+      settings_.hits->resize(logp.size());
+      copy_to_host(ctx_, {.tensor = hit, .host = settings_.hits->data()});
+    }
     if (!ctx_.counting()) require_finite(logp);
     if (loss == nullptr) return logp;
 

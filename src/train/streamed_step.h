@@ -41,6 +41,7 @@ struct StepSettings {
   DType dtype = DType::bf16;  // of activations and operands
   DropoutKey dropout;
   Arena* pinned = nullptr;                  // host memory of a schedule that offloads
+  std::vector<float>* hits = nullptr;       // filled when given: for each target, 1 where no token is likelier, else 0
   std::vector<PhaseRecord>* log = nullptr;  // filled when given; resets the arena's peak at each phase
 };
 

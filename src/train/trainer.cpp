@@ -102,14 +102,13 @@ void Run::load_data() {
     valid_rows_ = RunRows::read(valid, *text_, options, objective_, &report);
     reports["valid"] = report.json();
   }
-  check(train_rows_.size() >= config_.batch_size, ErrorCode::bad_config,
-        fmt::format("{}: {} rows can be trained on, batch_size is {}; give more rows or a smaller batch_size",
-                    config_.data, train_rows_.size(), config_.batch_size));
-  check(!valid_rows_.empty() || (best_metric(config_) == "eval_loss" && config_.eval_task == "none" &&
-                                 config_.orpo_lambda_mode == "static"),
-        ErrorCode::bad_config,
-        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model, eval_task and orpo_lambda_mode: "
-                    "adaptive need",
+  check(!train_rows_.empty(), ErrorCode::bad_file, fmt::format("{}: no row can be trained on", config_.data));
+  if (train_rows_.size() < config_.batch_size)
+    progress_.note(fmt::format("batch_size is {} and there are {} rows: a batch holds them all", config_.batch_size,
+                               train_rows_.size()));
+  check(!valid_rows_.empty() || !needs_validation(config_), ErrorCode::bad_config,
+        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model, early_stopping_patience, eval_task and "
+                    "orpo_lambda_mode: adaptive need",
                     config_.data));
   train_rows_.check_vocabulary(model_->config.vocab_size);
   valid_rows_.check_vocabulary(model_->config.vocab_size);
@@ -134,26 +133,20 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
 }
 
 void Run::find_lengths() {
-  const auto rows = static_cast<double>(train_rows_.size());
-  const int64_t per_epoch = std::max<int64_t>(1, static_cast<int64_t>(rows) / config_.batch_size);
-  if (config_.num_epochs > 0)
-    total_microbatches_ = std::max<int64_t>(1, std::llround(config_.num_epochs * static_cast<double>(per_epoch)));
+  if (config_.num_epochs > 0) total_microbatches_ = batches().microbatches_for(config_.num_epochs);
   else if (config_.max_steps > 0) total_microbatches_ = config_.max_steps * config_.grad_accumulation_steps;
   else total_microbatches_ = config_.iters > 0 ? config_.iters : 1000;
   total_steps_ = (total_microbatches_ + config_.grad_accumulation_steps - 1) / config_.grad_accumulation_steps;
 }
 
-std::vector<int64_t> Run::rows_of(int64_t index) const {
-  const Order order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle);
-  std::vector<int64_t> rows;
-  for (int64_t i = 0; i < config_.batch_size; ++i) rows.push_back(order.row_at(index * config_.batch_size + i));
-  return rows;
+BatchOrder Run::batches() const {
+  return {Order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle), config_.batch_size};
 }
 
 int64_t Run::count_in_step(int64_t step) const {
   const int64_t begin = step * config_.grad_accumulation_steps;
   const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
-  if (objective_.kind != ObjectiveKind::sft) return (end - begin) * config_.batch_size;
+  if (objective_.kind != ObjectiveKind::sft) return batches().rows_before(end) - batches().rows_before(begin);
   int64_t tokens = 0;
   for (int64_t i = begin; i < end; ++i) tokens += train_rows_.pack(rows_of(i)).tokens.num_targets();
   return tokens;
@@ -204,8 +197,9 @@ std::string Run::identity() const {
   }
   // auto is by_rows; blocks round the head's gradient otherwise.
   if (config_.head != "by_blocks") what.erase("head");
-  const bool steered = config_.orpo_lambda_mode == "adaptive";  // by validations, which then belong to it too
-  if (!steered) what.erase("steps_per_eval"), what.erase("val_batches");
+  const bool steered = config_.orpo_lambda_mode == "adaptive" || config_.early_stopping_patience > 0;
+  if (!steered)  // by validations, which then belong to it too
+    what.erase("steps_per_eval"), what.erase("val_batches");
   std::string bytes = what.dump();
   if (policy_) bytes += policy_->key();
   train_rows_.append_to(bytes);
@@ -217,9 +211,11 @@ void Run::fail(const std::string& what) {
   if (state_ && state_->metrics)
     state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
   const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path);
-  throw Error(ErrorCode::device, fmt::format("step {}: {}; {}", state_->now.step + 1, what,
-                                             last ? "the last whole checkpoint is " + last->folder
-                                                  : std::string("no checkpoint was saved yet")));
+  const bool over = state_->now.step >= total_steps_ || stops_early();
+  throw Error(
+      ErrorCode::device,
+      fmt::format("{} {}: {}; {}", over ? "after step" : "step", state_->now.step + (over ? 0 : 1), what,
+                  last ? "the last whole checkpoint is " + last->folder : std::string("no checkpoint was saved yet")));
 }
 
 void Run::start() {
@@ -251,8 +247,13 @@ void Run::start() {
           .peak = config_.learning_rate,
           .init = config_.warmup_init,
           .end = config_.lr_end,
-          .warmup = config_.warmup,
+          .warmup = warmup_steps(config_.warmup, config_.warmup_ratio, total_steps_),
           .total = total_steps_};
+  if (s.lr.warmup >= total_steps_)
+    progress_.note(
+        fmt::format("warning: the warm-up takes {} steps and the run has {}: the learning rate ends at {:.3g} "
+                    "instead of {:.3g}; lower lr_schedule.warmup",
+                    s.lr.warmup, total_steps_, s.lr.at(total_steps_ - 1), s.lr.peak));
   s.lambda = LambdaController(
       {.start = objective_.orpo_lambda, .max = config_.orpo_lambda_max, .patience = config_.orpo_lambda_patience});
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
@@ -295,7 +296,7 @@ bool Run::try_resume() {
   load_checkpoint(*found, layout_, model_->config, p.data(), m.data(), v.data());
   for (HostFloats* part : {&p, &m, &v}) part->write_back();
   s.now = found->state;
-  s.saved_step = s.now.step;
+  point_best(config_.adapter_path, s.now.best_step);
   if (config_.orpo_lambda_mode == "adaptive") {
     s.lambda.restore(s.now.lambda);
     objective_.orpo_lambda = s.lambda.state().lambda;
@@ -316,7 +317,9 @@ void Run::step() {
   kl = std::max(kl / static_cast<double>(std::max<int64_t>(count, 1)), 0.0);
   for (int64_t i = begin; i < end; ++i) {
     progress_.tick(s.now.step, total_steps_, i - begin, end - begin);
-    s.loss_sum += run_microbatch(i, static_cast<double>(count), kl);
+    const double loss = run_microbatch(i, static_cast<double>(count), kl);
+    s.loss_sum += loss;
+    s.now.window_loss += loss;
   }
   s.now.microbatches = end;
   update(count);
@@ -331,8 +334,15 @@ void Run::update(int64_t count) {
     fail(fmt::format("{} numbers of the gradient are not finite (NaN or infinity); lower learning_rate",
                      static_cast<int64_t>(squares[1])));
   }
-  if (squares[0] == 0) fail("the gradient is zero, so nothing would be learned");
   s.grad_norm = std::sqrt(squares[0]);
+  if (s.grad_norm > 0) apply_gradient();
+  else skip_step();
+  ++s.now.step;
+  ++s.steps;
+}
+
+void Run::apply_gradient() {
+  State& s = *state_;
   const double clip = config_.max_grad_norm > 0 ? std::min(1.0, config_.max_grad_norm / s.grad_norm) : 1.0;
   update_adapter(s.ctx, layout_,
                  {.p = s.p,
@@ -345,11 +355,9 @@ void Run::update(int64_t count) {
                   .beta2 = static_cast<float>(config_.adam_beta2),
                   .eps = static_cast<float>(config_.adam_epsilon),
                   .weight_decay = static_cast<float>(config_.weight_decay),
-                  .t = s.now.step + 1},
+                  .t = s.now.step - s.now.skipped_steps + 1},
                  config_.lora_plus_ratio);
   refresh_norms(s.ctx, *model_, s.adapter);
-  ++s.now.step;
-  ++s.steps;
 }
 
 // What the system counts against the plan: the process' own memory, or the device's that is held.
@@ -366,14 +374,16 @@ void Run::report() {
   TrainReport report{
       .step = s.now.step,
       .total_steps = total_steps_,
-      .epoch = static_cast<double>(s.now.microbatches * config_.batch_size) / static_cast<double>(train_rows_.size()),
+      .epoch = static_cast<double>(batches().rows_before(s.now.microbatches)) / static_cast<double>(train_rows_.size()),
       .loss = s.loss_sum / static_cast<double>(s.loss_count),
       .learning_rate = s.lr.at(s.now.step - 1),
       .grad_norm = s.grad_norm,
       .steps_per_second = static_cast<double>(s.steps) / seconds,
       .tokens_per_second = static_cast<double>(s.run_tokens) / seconds,
       .trained_tokens = s.now.trained_tokens,
-      .peak_bytes = s.peak_bytes};
+      .peak_bytes = s.peak_bytes,
+      .skipped_steps = s.now.skipped_steps,
+      .accuracy = s.accuracy};
   if (!std::isfinite(report.loss)) fail("the loss is not finite; lower learning_rate");
   if (s.pairs.pairs > 0) {
     report.objective = s.pairs.json(objective_);
@@ -383,23 +393,19 @@ void Run::report() {
   progress_.train(report);
   s.metrics->write(to_json(report));
   s.result.train_loss = report.loss;
+  if (!s.now.first_train_loss) s.now.first_train_loss = report.loss;
   s.loss_sum = 0;
   s.loss_count = s.run_tokens = s.steps = 0;
   s.pairs = {};
+  s.accuracy = {};
   s.since = Clock::now();
 }
 
-void Run::save() {
+// What is not scheduled, by save_every or the run's end, is for resumption alone.
+void Run::save(bool scheduled) {
   State& s = *state_;
-  if (s.saved_step == s.now.step) return;
-  // Without validation the training loss decides.
-  const double metric = s.now.have_eval ? s.now.last_metric : s.result.train_loss;
-  const bool better = greater_is_better(config_) ? metric > s.now.best_metric : metric < s.now.best_metric;
-  const bool best = s.now.best_step < 0 || better;
-  if (best) {
-    s.now.best_metric = metric;
-    s.now.best_step = s.now.step;
-  }
+  if (s.loss_count > 0) report();
+  const bool best = scheduled && take_as_best();
   HostFloats p(s.ctx, s.p), m(s.ctx, s.m), v(s.ctx, s.v);
   s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_,
                                                                    .parameters = p.data(),
@@ -409,16 +415,14 @@ void Run::save() {
                                                                    .base = config_.model,
                                                                    .prefix = model_->prefix,
                                                                    .text = text_.get()});
-  if (best) point_best(config_.adapter_path, s.result.adapter_folder);
+  if (best) point_best(config_.adapter_path, s.now.best_step);
   prune_checkpoints(config_.adapter_path, config_.save_total_limit);
-  s.saved_step = s.now.step;
-  s.result.best_eval_loss = s.now.best_metric;
   progress_.saved(s.now.step, s.result.adapter_folder);
 }
 
 void Run::finish() {
   State& s = *state_;
-  if (s.parameter_hash() == s.start_hash) fail("the adapter is the same bytes as at the start: nothing was learned");
+  check_that_it_learned();
   if (const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path))
     s.result.adapter_folder = last->folder;
   verify_saved_adapter(s.ctx, *model_, s.adapter, s.result.adapter_folder, s.g,
@@ -427,6 +431,10 @@ void Run::finish() {
   const fs::path out(config_.adapter_path);
   write_plot((out / "metrics.jsonl").string(), (out / "training.svg").string());
   s.result.steps = s.now.step;
+  s.result.skipped_steps = s.now.skipped_steps;
+  s.result.first_eval_loss = s.now.first_eval_loss.value_or(0);
+  s.result.last_eval_loss = s.now.last_eval_loss.value_or(0);
+  s.result.best_eval_loss = s.now.best_metric;
   s.result.arena_planned = s.arena.capacity();
   s.result.arena_used = s.arena.peak();
   const bool cuda = model_->device.type == DeviceType::cuda;
@@ -435,6 +443,7 @@ void Run::finish() {
                   gib(s.arena.peak()), cuda ? "device" : "process", gib(plan_.total_bytes()),
                   gib(std::max(s.peak_bytes, held_bytes())),
                   cuda ? "" : fmt::format(", and {} of the mapped base resident", gib(process_memory().mapped_bytes))));
+  warn_of_a_worse_end();
   progress_.note(
       fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
 }
@@ -446,14 +455,15 @@ RunResult Run::train() {
   const auto previous = std::signal(SIGINT, [](int) { interrupted = 1; });
   if (s.now.step == 0) validate();
   s.since = Clock::now();
-  while (s.now.step < total_steps_) {
+  while (s.now.step < total_steps_ && !stops_early()) {
     step();
-    const bool last = s.now.step == total_steps_;
+    bool last = s.now.step == total_steps_;
     if (last || s.now.step == 1 || s.now.step % config_.steps_per_report == 0) report();
     if (last || (config_.steps_per_eval > 0 && s.now.step % config_.steps_per_eval == 0)) validate();
-    if (last || interrupted != 0 || (config_.save_every > 0 && s.now.step % config_.save_every == 0)) {
-      if (s.loss_count > 0) report();
-      save();
+    if (stops_early()) last = true, note_early_stop();
+    const bool scheduled = last || (config_.save_every > 0 && s.now.step % config_.save_every == 0);
+    if (scheduled || interrupted != 0) {
+      save(scheduled);
       s.since = Clock::now();
     }
     if (interrupted != 0 && !last) {

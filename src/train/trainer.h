@@ -6,8 +6,15 @@
 // What it leaves in adapter_path: config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best, and
 // with a reference policy reference_logps.safetensors. A run
 // that is killed at any moment and started again with `resume: true` ends with the same bytes. Throws Error: bad_config and bad_file before the
-// first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, the gradient is zero, or the
+// first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, no step had a gradient, or the
 // adapter has not changed, after which the checkpoints that were saved are whole.
+//
+// A step whose gradient is zero in every number (a satisfied margin, probabilities of one) is counted and changes nothing: neither parameters,
+// which would decay, nor moments, nor AdamW's count of updates. The learning rate follows the steps, skipped ones included.
+//
+// `best` is a checkpoint that was scored: among those of save_every and the last, those whose step had a validation, by the number that
+// metric_for_best_model names; in a run without validations all of them, by the mean training loss of the steps since the one before. What an
+// interrupted run saves between them is for its resumption alone.
 #pragma once
 
 #include <memory>
@@ -16,6 +23,7 @@
 
 #include "data/model_text.h"
 #include "model/model.h"
+#include "train/batch_order.h"
 #include "train/config.h"
 #include "train/objective.h"
 #include "train/plan.h"
@@ -30,6 +38,7 @@ struct RunResult {
   int64_t steps = 0;
   double first_eval_loss = 0, last_eval_loss = 0, best_eval_loss = 0;
   double train_loss = 0;       // of the last report
+  int64_t skipped_steps = 0;   // without a gradient
   std::string adapter_folder;  // the last checkpoint
   int64_t arena_planned = 0, arena_used = 0;
 };
@@ -65,11 +74,23 @@ class Run {
   void step();
   double run_microbatch(int64_t index, double count, double kl);
   void update(int64_t count);
+  void apply_gradient();
+  void skip_step();
   void report();
-  void save();
+  void save(bool scheduled);
   void finish();
-  std::vector<int64_t> rows_of(int64_t index) const;  // of a microbatch
-  int64_t count_in_step(int64_t step) const;          // what the loss is a mean over: supervised tokens (sft), or rows
+  BatchOrder batches() const;
+  std::vector<int64_t> rows_of(int64_t index) const { return batches().rows_of(index); }  // of a microbatch
+  int64_t count_in_step(int64_t step) const;  // what the loss is a mean over: supervised tokens (sft), or rows
+  bool scored_by_validation() const;
+  std::optional<double> score_of_checkpoint() const;
+  bool is_better(double metric, double than) const;
+  bool take_as_best();
+  void observe_metric(double metric);
+  bool stops_early() const;
+  void note_early_stop();
+  void check_that_it_learned();
+  void warn_of_a_worse_end();
   void find_reference();
   std::vector<PairReference> reference_of(const std::vector<PairReference>& all,
                                           const std::vector<int64_t>& rows) const;

@@ -21,6 +21,14 @@ std::string displacement_warning(double start, double now) {
       start, now);
 }
 
+void add_hits(const PreferenceBatch& batch, const std::vector<float>& hits, TokenAccuracy& accuracy) {
+  for (size_t m = 0; m < hits.size(); ++m) {
+    if (!batch.labels.empty() && batch.labels[m].part != Part::chosen) continue;
+    accuracy.hits += hits[m] > 0 ? 1 : 0;
+    ++accuracy.tokens;
+  }
+}
+
 }  // namespace
 
 void Run::find_reference() {
@@ -77,7 +85,7 @@ double Run::kl_sum(const RunRows& rows, const std::vector<int64_t>& picked,
 }
 
 void Run::validate() {
-  if (valid_rows_.empty()) return;
+  if (valid_rows_.empty() || (config_.val_batches == 0 && !task_)) return;
   State& s = *state_;
   const Clock::time_point begin = Clock::now();
   const int64_t count =
@@ -86,12 +94,15 @@ void Run::validate() {
   double sum = 0, kl = 0;
   int64_t tokens = 0;
   PreferenceMetrics metrics;
+  TokenAccuracy accuracy;
   for (int64_t i = 0; i < count && objective.kind == ObjectiveKind::kto; ++i)
     kl += kl_sum(valid_rows_, {i}, reference_.valid) / static_cast<double>(count);
   for (int64_t i = 0; i < count; ++i) {
     const PreferenceBatch batch = valid_rows_.pack({i});
-    const std::vector<float> logps = forward_logps(s.ctx, *model_, s.adapter, step_batch(batch.tokens),
-                                                   {.schedule = plan_.schedule, .dtype = dtype_of_run(config_)});
+    const std::vector<float> logps =
+        forward_logps(s.ctx, *model_, s.adapter, step_batch(batch.tokens),
+                      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .hits = &s.hits});
+    add_hits(batch, s.hits, accuracy);
     for (float logp : logps) sum -= static_cast<double>(logp);
     tokens += static_cast<int64_t>(logps.size());
     if (objective.kind == ObjectiveKind::sft) continue;
@@ -113,7 +124,8 @@ void Run::validate() {
   EvalReport report{.step = s.now.step,
                     .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)),
                     .seconds = seconds_since(begin),
-                    .tokens = tokens};
+                    .tokens = tokens,
+                    .accuracy = accuracy};
   if (metrics.pairs > 0) {
     report.loss = metrics.loss / static_cast<double>(metrics.pairs);
     report.objective = metrics.json(objective, "eval_");
@@ -127,13 +139,16 @@ void Run::validate() {
   progress_.eval(report);
   const Json line = to_json(report);
   s.metrics->write(line);
-  check(line.contains(best_metric(config_)), ErrorCode::bad_config,
-        fmt::format("a validation has no {}, which metric_for_best_model names: the labels of its rows are all alike",
-                    best_metric(config_)));
-  if (!s.now.have_eval) s.result.first_eval_loss = report.loss;
-  s.now.have_eval = true;
-  s.now.last_metric = line[best_metric(config_)].get<double>();
-  s.result.last_eval_loss = report.loss;
+  if (tokens > 0) {
+    if (!s.now.first_eval_loss) s.now.first_eval_loss = report.loss;
+    s.now.last_eval_loss = report.loss;
+  }
+  if (scored_by_validation()) {
+    check(line.contains(best_metric(config_)), ErrorCode::bad_config,
+          fmt::format("a validation has no {}, which metric_for_best_model names: the labels of its rows are all alike",
+                      best_metric(config_)));
+    observe_metric(line[best_metric(config_)].get<double>());
+  }
   s.since += Clock::now() - begin;  // validation is no training time
 }
 
@@ -180,11 +195,17 @@ double Run::run_microbatch(int64_t index, double count, double kl) {
     return s.pairs.loss - before;
   };
   const bool sft = objective_.kind == ObjectiveKind::sft;
-  const double loss = forward_backward(
-      s.ctx, *model_, s.adapter, s.grads, step_batch(batch.tokens),
-      {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .dropout = dropout, .pinned = &s.pinned},
-      sft ? LossFunction(tokens_mean) : LossFunction(rows_mean));
-  s.loss_count += sft ? batch.tokens.num_targets() : batch.num_pairs;
+  const double loss = forward_backward(s.ctx, *model_, s.adapter, s.grads, step_batch(batch.tokens),
+                                       {.schedule = plan_.schedule,
+                                        .dtype = dtype_of_run(config_),
+                                        .dropout = dropout,
+                                        .pinned = &s.pinned,
+                                        .hits = &s.hits},
+                                       sft ? LossFunction(tokens_mean) : LossFunction(rows_mean));
+  add_hits(batch, s.hits, s.accuracy);
+  const int64_t count_here = sft ? batch.tokens.num_targets() : batch.num_pairs;
+  s.loss_count += count_here;
+  s.now.window_count += count_here;
   s.run_tokens += batch.tokens.num_tokens();
   s.now.trained_tokens += batch.tokens.num_targets();
   return loss;

@@ -288,15 +288,25 @@ TEST_CASE(
 }
 
 TEST_CASE("a run that ends much worse than it began says so in one line") {
-  for (bool validates : {true, false}) {
-    TinyRun run;
+  TinyRun run(2, 5);
+  write_text(run.folder / "data/valid.jsonl", tiny_rows(2, 5));  // the same rows
+  run.config.max_steps = 60;
+  run.config.batch_size = 2;
+  run.config.learning_rate = 0.02;
+  run.config.save_every = 0;
+  Heard good;
+  train(run.config, good);
+  REQUIRE(good.evals.back().loss < 1);
+  CHECK_FALSE(noted(good, "far above"));
+  for (bool validates : {true, false}) {  // from what was learned, at a rate that wrecks it
+    CAPTURE(validates);
     if (!validates) fs::remove(run.folder / "data/valid.jsonl");
-    Heard good, bad;
-    train(run.config, good);
-    CHECK_FALSE(noted(good, "far above"));
-    TrainConfig wild = run.into("wild");
+    TrainConfig wild = run.into(validates ? "wild" : "unseen");
+    wild.resume_adapter_file = (fs::path(run.config.adapter_path) / "last").string();
     wild.learning_rate = 1;
     wild.lr_schedule = "constant";
+    wild.max_steps = 6;
+    Heard bad;
     train(wild, bad);
     CHECK(noted(bad, validates ? "the validation loss ended at" : "the training loss ended at"));
   }

@@ -2,19 +2,12 @@
 
 #include <sys/mman.h>
 
-#include <cstdio>
-
+#include "core/bytes.h"
 #include "core/device.h"
 
 namespace sluice {
 
 namespace {
-
-std::string gib(int64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3f GiB", static_cast<double>(bytes) / (1LL << 30));
-  return text;
-}
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -44,7 +37,7 @@ Arena Arena::allocate(Device device, int64_t capacity_bytes) {
   void* p = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   check(p != MAP_FAILED, ErrorCode::out_of_memory,
-        "the system refused an arena of " + gib(capacity_bytes) +
+        "the system refused an arena of " + format_bytes(capacity_bytes) +
             "; give a smaller --memory or a shorter max_seq_length");
   Arena arena(device);
   arena.memory_ = {static_cast<std::byte*>(p), Release{Kind::mapped, device, mapped}};
@@ -75,8 +68,9 @@ std::byte* Arena::bytes(int64_t count) {
   const int64_t begin = used_;
   const int64_t end = begin + round_up(count, alignment);
   if (!is_counting() && end > capacity_) {
-    throw Error(ErrorCode::out_of_memory, "an arena of " + gib(capacity_) + " is full: " + gib(used_) + " used, " +
-                                              gib(count) + " more asked for; the plan did not foresee this");
+    throw Error(ErrorCode::out_of_memory, "an arena of " + format_bytes(capacity_) +
+                                              " is full: " + format_bytes(used_) + " used, " + format_bytes(count) +
+                                              " more asked for; the plan did not foresee this");
   }
   used_ = end;
   if (end > peak_) peak_ = end;

@@ -53,7 +53,12 @@ int open_locked(const std::string& path, const std::string& temporary) {
 
 uint64_t free_disk_bytes(const std::string& path) {
   struct statvfs info {};
-  if (::statvfs(path.c_str(), &info) != 0 && ::statvfs(folder_of(path).c_str(), &info) != 0) return UINT64_MAX;
+  std::string there = path;
+  while (::statvfs(there.c_str(), &info) != 0) {
+    const std::string above = folder_of(there);
+    if (errno != ENOENT || above == there) return UINT64_MAX;
+    there = above;
+  }
   if (info.f_blocks == 0) return UINT64_MAX;
   return static_cast<uint64_t>(::geteuid() == 0 ? info.f_bfree : info.f_bavail) * info.f_frsize;
 }

@@ -41,7 +41,7 @@ class AtomicFile {
 void atomic_write_file(const std::string& path, std::span<const std::byte> bytes);
 void atomic_write_file(const std::string& path, std::string_view text);
 
-// Free bytes on the disk that holds `path` (a file or folder, which need not exist as long as its folder does), for
+// Free bytes on the disk that holds `path` (a file or folder, which need not exist yet), for
 // estimates at the start of a run. Nothing is known on file systems that do not count: then UINT64_MAX.
 uint64_t free_disk_bytes(const std::string& path);
 

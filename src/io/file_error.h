@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/bytes.h"
 #include "core/error.h"
 
 namespace sluice {
@@ -14,8 +15,6 @@ namespace sluice {
 std::string printable(std::string_view text, size_t longest = 80);
 
 bool is_utf8(std::string_view text);  // well-formed: no overlong forms, surrogates or code points past U+10FFFF
-
-std::string format_bytes(uint64_t bytes);  // "1.50 GiB", "12.3 MiB", "870 bytes"
 
 // Throws Error(bad_file, "<file>: <problem>").
 [[noreturn]] void bad_file(std::string_view file, const std::string& problem);

@@ -2,6 +2,8 @@
 
 #include <array>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "io/file_error.h"
 #include "io/mmap.h"
@@ -11,7 +13,7 @@ namespace {
 
 constexpr size_t max_json_bytes = 16 << 20;
 constexpr int max_depth = 64;
-constexpr int64_t max_keys = 20000;
+constexpr size_t max_keys = 20000;
 
 // nlohmann's text "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error …" without its tag.
 std::string without_tag(std::string_view message) {
@@ -26,14 +28,18 @@ Json parse_json(std::string_view text, std::string_view name) {
   if (text.size() > max_json_bytes) {
     bad_file(name, "holds " + format_bytes(text.size()) + " of JSON, at most 16 MiB is read; is it the right file?");
   }
-  std::array<int64_t, max_depth + 2> keys{};  // of the open object at each depth
-  auto guard = [&](int depth, Json::parse_event_t event, Json&) {
+  std::array<std::set<std::string>, max_depth + 2> keys;  // of the open object at each depth
+  auto guard = [&](int depth, Json::parse_event_t event, Json& parsed) {
     const auto level = static_cast<size_t>(depth);
     if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
       if (depth >= max_depth) bad_file(name, "JSON nests deeper than 64 levels; is it the right file?");
-      keys[level + 1] = 0;
-    } else if (event == Json::parse_event_t::key && ++keys[level] > max_keys) {
-      bad_file(name, "a JSON object has more than 20000 keys; is it the right file?");
+      keys[level + 1].clear();
+    } else if (event == Json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!keys[level].insert(key).second)
+        bad_file(name, "the key \"" + printable(key) + "\" stands twice in one JSON object; keep one of them");
+      if (keys[level].size() > max_keys)
+        bad_file(name, "a JSON object has more than 20000 keys; is it the right file?");
     }
     return true;
   };

@@ -10,8 +10,8 @@
 namespace sluice {
 
 // Throws Error(bad_file) naming the file and the line and column when the file is missing, is not JSON or not UTF-8, holds
-// more than 16 MiB, nests deeper than 64, or has an object of more than 20,000 keys (ordered objects are searched
-// linearly; a vocabulary is read by text/ in its own way).
+// more than 16 MiB, nests deeper than 64, or has an object with a key twice or with more than 20,000 keys (ordered objects are
+// searched linearly; a vocabulary is read by text/ in its own way).
 Json read_json_file(const std::string& path);
 Json parse_json(std::string_view text, std::string_view name);  // the same for text in memory
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "core/address_space.h"
 #include "core/error.h"
 
 namespace sluice {
@@ -113,8 +114,12 @@ std::string to_string(const GemmKey& key) {
          std::string(to_string(key.dtype)) + " -> " + std::string(to_string(key.c_dtype));
 }
 
+// oneDNN 2.6 reads where it could not map room for a kernel's code; what it takes for one, with some to spare.
+constexpr int64_t kernel_bytes = 16 << 20;
+
 std::unique_ptr<Entry> create(const GemmKey& key) {
   const OneThread one_thread;
+  check_address_space(kernel_bytes);
   try {
     const dnnl::matmul::primitive_desc pd = describe(key, has_brgemm(key.dtype) ? "brg" : "");
     auto entry = std::make_unique<Entry>();

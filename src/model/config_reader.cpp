@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "core/error.h"
 
 namespace sluice {
@@ -41,8 +43,23 @@ int64_t ConfigReader::integer_or(const std::string& key, int64_t otherwise) cons
 double ConfigReader::number_or(const std::string& key, double otherwise) const {
   const Json* value = find(key);
   if (value == nullptr) return otherwise;
-  if (!value->is_number()) wrong(key, "a number");
+  if (!value->is_number() || !std::isfinite(value->get<double>())) wrong(key, "a finite number");
   return value->get<double>();
+}
+
+float ConfigReader::number_in(const std::string& key, double otherwise, double low, double high) const {
+  const double value = number_or(key, otherwise);
+  if (value < low || value > high) wrong(key, fmt::format("{} to {}", low, high).c_str());
+  return static_cast<float>(value);
+}
+
+int64_t ConfigReader::num_layers(const std::string& key, size_t tensors) const {
+  const int64_t layers = integer(key);
+  check(layers <= static_cast<int64_t>(tensors), ErrorCode::bad_config,
+        fmt::format("{}: '{}{}' is {} and the file holds {} tensors, of which each layer has several; is it the config "
+                    "of another model?",
+                    where_, prefix_, key, layers, tensors));
+  return layers;
 }
 
 bool ConfigReader::boolean_or(const std::string& key, bool otherwise) const {

@@ -20,7 +20,13 @@ class ConfigReader {
   bool is_null(const std::string& key) const;     // present and null
   int64_t integer(const std::string& key) const;  // > 0; throws Error(bad_config) when missing
   int64_t integer_or(const std::string& key, int64_t otherwise) const;
-  double number_or(const std::string& key, double otherwise) const;
+  double number_or(const std::string& key, double otherwise) const;  // finite
+  // As number_or, at least `low` and at most `high`; for what is kept in float32.
+  float number_in(const std::string& key, double otherwise, double low, double high) const;
+  // What rms norms add: above 0, else rows of zeros give NaN.
+  float epsilon(const std::string& key) const { return number_in(key, 1e-6, 1e-20, 1); }
+  // A count of layers that `tensors`, the names in the file, can hold: each layer has several.
+  int64_t num_layers(const std::string& key, size_t tensors) const;
   bool boolean_or(const std::string& key, bool otherwise) const;
   std::string string_or(const std::string& key, const std::string& otherwise) const;
   Json object_or(const std::string& key, const Json& otherwise) const;

@@ -97,15 +97,15 @@ ModelRecipe base_recipe(const WeightSource& source, const ConfigReader& config, 
   ModelConfig& m = recipe.config;
   m.model_type = type;
   m.hidden_size = config.integer("hidden_size");
-  m.num_layers = config.integer("num_hidden_layers");
+  m.num_layers = config.num_layers("num_hidden_layers", source.names().size());
   m.vocab_size = source.need(recipe.prefix + "embed_tokens.weight").rows;
   m.max_position_embeddings = config.integer_or("max_position_embeddings", 0);
-  m.rms_norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6));
+  m.rms_norm_eps = config.epsilon("rms_norm_eps");
   m.embedding_scale = std::sqrt(static_cast<float>(m.hidden_size));
   m.tied_head = config.boolean_or("tie_word_embeddings", true);
   m.post_norms = true;
   m.activation = Activation::gelu_tanh;
-  m.final_softcap = static_cast<float>(config.number_or("final_logit_softcapping", 0));
+  m.final_softcap = config.number_in("final_logit_softcapping", 0, 0, 1e30);
   m.bos_token_id = config.integer_or("bos_token_id", -1);
   m.eos_token_ids = config.integers("eos_token_id");
   config.refuse_if_true("attention_bias", "attention biases are not supported for Gemma");
@@ -122,8 +122,8 @@ ModelRecipe gemma2_or_3(const WeightSource& source, const ConfigReader& config, 
   m.norm_offset = 1;
   m.qk_norm = three;
   const int64_t head_dim = config.integer_or("head_dim", 256);
-  m.attention_scale = 1.0F / std::sqrt(static_cast<float>(config.number_or("query_pre_attn_scalar", 256)));
-  m.attention_softcap = static_cast<float>(config.number_or("attn_logit_softcapping", 0));
+  m.attention_scale = 1.0F / std::sqrt(config.number_in("query_pre_attn_scalar", 256, 1e-6, 1e30));
+  m.attention_softcap = config.number_in("attn_logit_softcapping", 0, 0, 1e30);
   if (three)
     set_ropes(m, config, head_dim, head_dim, config.number_or("rope_local_base_freq", 10000),
               config.number_or("rope_theta", 1e6));
@@ -254,18 +254,18 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   config.refuse_if_positive("expert_count", "mixtures of experts (26B-A4B) are not supported");
   m.model_type = type;
   m.hidden_size = config.integer("embedding_length");
-  m.num_layers = config.integer("block_count");
+  m.num_layers = config.num_layers("block_count", source.names().size());
   // Gemma 4 sees images, and Gemma 3 from 4B on: 34 layers, where 1B has 26.
   recipe.prefix = four || (three && m.num_layers > 26) ? "model.language_model." : "model.";
   m.vocab_size = source.need("token_embd.weight").rows;
   m.max_position_embeddings = config.integer_or("context_length", 0);
-  m.rms_norm_eps = static_cast<float>(config.number_or("attention.layer_norm_rms_epsilon", 1e-6));
+  m.rms_norm_eps = config.epsilon("attention.layer_norm_rms_epsilon");
   m.embedding_scale = std::sqrt(static_cast<float>(m.hidden_size));
   m.tied_head = !source.contains("output.weight");
   m.post_norms = true;
   m.activation = Activation::gelu_tanh;
-  m.attention_softcap = two ? static_cast<float>(config.number_or("attn_logit_softcapping", 0)) : 0;
-  m.final_softcap = static_cast<float>(config.number_or("final_logit_softcapping", 0));
+  m.attention_softcap = two ? config.number_in("attn_logit_softcapping", 0, 0, 1e30) : 0;
+  m.final_softcap = config.number_in("final_logit_softcapping", 0, 0, 1e30);
   m.qk_norm = three || four;
   m.value_norm = m.layer_scalar = four;
   m.per_layer_input_size = four ? config.integer_or("embedding_length_per_layer_input", 0) : 0;

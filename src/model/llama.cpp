@@ -41,10 +41,10 @@ ModelRecipe from_huggingface(const WeightSource& source, const std::string& type
   ModelConfig& m = recipe.config;
   m.model_type = type;
   m.hidden_size = config.integer("hidden_size");
-  m.num_layers = config.integer("num_hidden_layers");
+  m.num_layers = config.num_layers("num_hidden_layers", source.names().size());
   m.vocab_size = config.integer("vocab_size");
   m.max_position_embeddings = config.integer_or("max_position_embeddings", 0);
-  m.rms_norm_eps = static_cast<float>(config.number_or("rms_norm_eps", 1e-6));
+  m.rms_norm_eps = config.epsilon("rms_norm_eps");
   m.tied_head = config.boolean_or("tie_word_embeddings", false);
   m.qk_norm = type == "qwen3";
   LayerConfig layer{.num_heads = config.integer("num_attention_heads")};
@@ -70,9 +70,9 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   ModelConfig& m = recipe.config;
   m.model_type = type;
   m.hidden_size = config.integer("embedding_length");
-  m.num_layers = config.integer("block_count");
+  m.num_layers = config.num_layers("block_count", source.names().size());
   m.max_position_embeddings = config.integer_or("context_length", 0);
-  m.rms_norm_eps = static_cast<float>(config.number_or("attention.layer_norm_rms_epsilon", 1e-6));
+  m.rms_norm_eps = config.epsilon("attention.layer_norm_rms_epsilon");
   m.qk_norm = type == "qwen3";
   config.refuse_if_positive("expert_count", "mixtures of experts are not supported");
   LayerConfig layer{.num_heads = config.integer("attention.head_count")};

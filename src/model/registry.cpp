@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace sluice {
 
 const std::vector<ModelFamily>& model_families() {
@@ -25,6 +27,17 @@ namespace {
 
 // What the blocks rely on, whatever a config says.
 void check_layers(const ModelConfig& m, const std::string& where) {
+  constexpr int64_t most = int64_t{1} << 31;
+  check(m.per_layer_input_size >= 0 && m.per_layer_input_size <= most, ErrorCode::bad_config,
+        fmt::format("{}: per-layer inputs of {}, needed 0 (none) or more", where, m.per_layer_input_size));
+  for (const RopeConfig& rope : m.ropes) {
+    const bool turns =
+        std::all_of(rope.frequencies.begin(), rope.frequencies.end(), [](double f) { return f >= 0 && f <= 1e6; });
+    check(turns && rope.factor > 0 && rope.factor <= 1e6, ErrorCode::bad_config,
+          fmt::format("{}: rope_theta or the rope scaling gives frequencies outside 0 to 1e6; is "
+                      "the config damaged?",
+                      where));
+  }
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const LayerConfig& c = m.layers[l];
     const auto need = [&](bool ok, const std::string& found, const char* needed) {
@@ -37,7 +50,9 @@ void check_layers(const ModelConfig& m, const std::string& where) {
     need(c.head_dim >= 2 && c.head_dim == rotated,
          fmt::format("head dimension {} and rope for {}", c.head_dim, rotated), "an even number, the same in both");
     need(c.intermediate_size >= 1, fmt::format("MLP width {}", c.intermediate_size), "at least 1");
-    need(c.window >= 0, fmt::format("window {}", c.window), "0 (none) or more");
+    need(c.window >= 0 && c.window <= most, fmt::format("window {}", c.window), "0 (none) or more, at most 2^31");
+    need(c.num_heads <= most && c.intermediate_size <= 2 * most,
+         fmt::format("{} heads and MLP width {}", c.num_heads, c.intermediate_size), "at most 2^31");
     if (c.kv_donor < 0) continue;
     const LayerConfig& donor = m.layers[static_cast<size_t>(c.kv_donor)];
     need(donor.num_kv_heads == c.num_kv_heads && donor.head_dim == c.head_dim,

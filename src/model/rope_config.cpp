@@ -64,6 +64,10 @@ void scale_yarn(RopeConfig& rope, const Json& s, double theta, int64_t head_dim,
 }  // namespace
 
 std::vector<double> rope_frequencies(double theta, int64_t head_dim) {
+  constexpr int64_t widest = 1 << 16;
+  check(head_dim >= 2 && head_dim <= widest && head_dim % 2 == 0, ErrorCode::bad_config,
+        fmt::format("the head dimension is {}, needed an even number from 2 to {}; is the config damaged?", head_dim,
+                    widest));
   std::vector<double> f(static_cast<size_t>(head_dim / 2));
   for (size_t i = 0; i < f.size(); ++i)
     f[i] = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));

@@ -1,60 +1,10 @@
-// The program as a user runs it: exit codes, one clear line, kills and resumes.
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-
-#include <chrono>
-#include <random>
-#include <thread>
-
-#include "model/adapter_file.h"
-#include "model/model.h"
-#include "support/tiny_run.h"
-#include "train/checkpoint.h"
-#include "train/config.h"
+// The program as a user runs it: exit codes and one clear line.
+#include "support/child.h"
 #include "support/source_dir.h"
+#include "support/tiny_run.h"
+#include "train/config.h"
 
 namespace sluice::test {
-
-namespace {
-
-pid_t start(const std::vector<std::string>& arguments, const fs::path& log) {
-  std::vector<char*> argv;
-  for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
-  argv.push_back(nullptr);
-  const pid_t pid = fork();
-  if (pid != 0) return pid;
-  const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  dup2(fd, 1);
-  dup2(fd, 2);
-  execv(argv[0], argv.data());
-  _exit(127);
-}
-
-int wait_for(pid_t pid) {
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
-struct Ran {
-  int code = 0;
-  std::string output;
-};
-
-Ran run(std::vector<std::string> arguments) {
-  TemporaryFolder folder;
-  arguments.insert(arguments.begin(), program_path().string());
-  const int code = wait_for(start(arguments, folder / "log"));
-  return {code, read_whole_file(folder / "log")};
-}
-
-std::vector<std::string> train_command(const TrainConfig& config, const fs::path& yaml) {
-  write_text(yaml, to_yaml(config));
-  return {program_path().string(), "train", "-c", yaml.string()};
-}
-
-}  // namespace
 
 TEST_CASE("cli: every command has a help text and an unknown one exits with 2") {
   for (const char* command : {"train", "plan", "generate", "eval", "inspect", "doctor"}) {
@@ -170,66 +120,6 @@ TEST_CASE("cli: plan works from shapes alone and fails with what is missing when
   const Ran small = run({"plan", "--model", tiny.config.model, "--tokens", "4096", "--memory", "1MiB"});
   CHECK(small.code == 1);
   CHECK(small.output.find("no schedule fits") != std::string::npos);
-}
-
-TEST_SUITE("full") {
-  TEST_CASE(
-      "FieldC1_kill: killed at 20 random moments and resumed, the run ends with the bytes of an uninterrupted one") {
-    TinyRun tiny(12);
-    tiny.config.max_steps = 60;
-    tiny.config.save_every = 3;
-    tiny.config.dropout = 0.1;
-    const TrainConfig whole = tiny.into("whole");
-    REQUIRE(wait_for(start(train_command(whole, tiny.folder / "whole.yaml"), tiny.folder / "log")) == 0);
-    TrainConfig killed = tiny.into("killed");
-    killed.resume = true;
-    const auto command = train_command(killed, tiny.folder / "killed.yaml");
-    std::mt19937 engine(1);
-    int code = -SIGKILL, kills = 0;
-    while (kills < 20 && code != 0) {
-      const pid_t pid = start(command, tiny.folder / "log");
-      std::this_thread::sleep_for(std::chrono::milliseconds(60 + engine() % 240));
-      kill(pid, SIGKILL);
-      code = wait_for(pid);
-      ++kills;
-    }
-    MESSAGE(kills, " kills");
-    if (code != 0) code = wait_for(start(command, tiny.folder / "log"));
-    CAPTURE(read_whole_file(tiny.folder / "log"));
-    REQUIRE(code == 0);
-    CHECK(read_whole_file(fs::path(killed.adapter_path) / "last/adapter_model.safetensors") ==
-          read_whole_file(fs::path(whole.adapter_path) / "last/adapter_model.safetensors"));
-    CHECK(read_whole_file(fs::path(killed.adapter_path) / "last/optimizer.safetensors") ==
-          read_whole_file(fs::path(whole.adapter_path) / "last/optimizer.safetensors"));
-  }
-
-  TEST_CASE("FieldC3_atomic: killed while it saves every step, the newest complete checkpoint always loads") {
-    TinyRun tiny(12);
-    tiny.config.max_steps = 2000;
-    tiny.config.save_every = 1;
-    tiny.config.rank = 64;
-    tiny.config.save_total_limit = 3;
-    tiny.config.steps_per_eval = 0;
-    tiny.config.resume = true;
-    const auto command = train_command(tiny.config, tiny.folder / "c.yaml");
-    const auto model = load_model(tiny.config.model);
-    std::mt19937 engine(2);
-    int64_t last = -1;
-    for (int i = 0; i < 20; ++i) {
-      const pid_t pid = start(command, tiny.folder / "log");
-      std::this_thread::sleep_for(std::chrono::milliseconds(400 + engine() % 400));
-      kill(pid, SIGKILL);
-      REQUIRE(wait_for(pid) == -SIGKILL);
-      const auto found = find_checkpoint(tiny.config.adapter_path);
-      if (!found) continue;
-      const LoadedAdapter adapter = load_adapter(found->folder, model->config);
-      std::vector<float> p(adapter.flat.size()), m(p.size()), v(p.size());
-      CHECK_NOTHROW(load_checkpoint(*found, adapter.layout, model->config, p.data(), m.data(), v.data()));
-      CHECK(found->state.step >= last);
-      last = found->state.step;
-    }
-    CHECK(last > 20);
-  }
 }
 
 }  // namespace sluice::test

@@ -28,8 +28,7 @@ TEST_SUITE("full") {
       MESSAGE("SKIPPED: ", path.string(), " is not there; examples/gemma270m/fetch.sh fetches it");
       return;
     }
-    const Json golden =
-        Json::parse(read_whole_file(source_dir() / "tests/golden/gemma270m_greedy.json"));
+    const Json golden = Json::parse(read_whole_file(source_dir() / "tests/golden/gemma270m_greedy.json"));
     const auto model = load_model(path.string());
     const ModelText text = load_model_text(*model->source);
     ThreadPool pool(2);

@@ -6,11 +6,11 @@
 #include <fstream>
 
 #include "cli/command.h"
+#include "core/bytes.h"
 #include "core/device.h"
 #include "core/system_memory.h"
 #include "core/version.h"
 #include "ops/gemm/gemm.h"
-#include "train/plan.h"
 
 namespace sluice {
 
@@ -49,15 +49,15 @@ void doctor() {
   fmt::print("instructions {}\n", cpu_flags());
   fmt::print("kernels      {}\n", detect_isa() == Isa::avx512 ? "AVX-512" : "AVX2");
   fmt::print("bf16 product {}\n", gemm_bf16_native() ? "native in oneDNN" : "operands widened to f32 (slower)");
-  fmt::print("memory       {} available\n", gib(available_memory()));
+  fmt::print("memory       {} available\n", format_bytes(available_memory()));
   try {
     const std::vector<DeviceInfo> devices = cuda_devices();
     if (devices.empty()) fmt::print("CUDA         the backend is here, the driver shows no device\n");
     for (size_t i = 0; i < devices.size(); ++i) {
       const DeviceInfo& d = devices[i];
       fmt::print("cuda:{}       {}, compute {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}.{}, {}\n", i,
-                 d.name, d.major, d.minor, d.num_multiprocessors, gib(d.free_bytes), gib(d.total_bytes),
-                 d.driver_version / 1000, d.driver_version % 1000 / 10,
+                 d.name, d.major, d.minor, d.num_multiprocessors, format_bytes(d.free_bytes),
+                 format_bytes(d.total_bytes), d.driver_version / 1000, d.driver_version % 1000 / 10,
                  d.major == 9   ? "Hopper kernels"
                  : d.major >= 8 ? "portable kernels"
                                 : "too old: 8.0 is needed");

@@ -77,7 +77,7 @@ void generate(const Options& o) {
       generator.generate(request, adapters.get(o.adapter.empty() ? "" : "adapter"), [&](size_t, int32_t id) {
         fmt::print("{}", decoder.push(id));
         std::fflush(stdout);
-        return interrupted == 0;
+        return interrupted == 0 && std::ferror(stdout) == 0;  // nobody reads on: a closed pipe, a full disk
       });
   fmt::print("{}\n", decoder.finish());
   if (o.quiet) return;
@@ -110,16 +110,16 @@ void add_generate(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--max-kv-size", o->max_kv_size, "room for prompt and answer in tokens; default: what is needed");
   command->add_option("--temp,--temperature", o->sampler.temperature, "0: the most likely token, always")
-      ->check(CLI::Range(0.0, 100.0))
+      ->check(number_from(0, 100))
       ->capture_default_str();
   command->add_option("--top-k", o->sampler.top_k, "keep the k most likely tokens; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--top-p", o->sampler.top_p, "keep the most likely tokens up to this mass")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_from(0, 1))
       ->capture_default_str();
   command->add_option("--repetition-penalty", o->sampler.repetition_penalty, "1: none")
-      ->check(CLI::Range(0.01, 100.0))
+      ->check(number_from(0.01, 100))
       ->capture_default_str();
   command
       ->add_option("--repetition-context-size", o->sampler.repetition_context,

@@ -7,13 +7,13 @@
 #include <map>
 
 #include "cli/command.h"
+#include "core/bytes.h"
 #include "data/model_text.h"
 #include "io/json_file.h"
 #include "infer/kv_cache.h"
 #include "model/adapter_file.h"
 #include "model/rank_policy.h"
 #include "model/registry.h"
-#include "train/plan.h"
 
 namespace sluice {
 
@@ -60,7 +60,7 @@ void inspect_model(const std::string& path, bool tensors) {
   print_row("parameters",
             fmt::format("{:.1f} M in {} tensors", static_cast<double>(numbers) / 1e6, source->names().size()));
   for (const auto& [format, count] : formats)
-    print_row("stored as", fmt::format("{}: {} tensors, {}", format, count.first, gib(count.second)));
+    print_row("stored as", fmt::format("{}: {} tensors, {}", format, count.first, format_bytes(count.second)));
   try {
     const ModelText text = load_model_text(*source);
     print_row("tokenizer", fmt::format("{} tokens", text.tokenizer.vocab_size()));

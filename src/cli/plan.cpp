@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "core/bytes.h"
 #include "train/planner.h"
 
 namespace sluice {
@@ -25,7 +26,8 @@ void add_plan(CLI::App& app) {
   command->allow_extras();
   command->footer(
       "Without data, give --model and --tokens: a folder whose safetensors end after their headers is enough.\n"
-      "With --device cuda and --memory, a GPU need not be here: the plan is an H100's or H200's.");
+      "With --device cuda and --memory no GPU need be here, only libsluice_cuda.so beside the program (a build with\n"
+      "-DSLUICE_CUDA=ON), whose kernels know their scratch memory: the plan is an H100's or H200's.");
   command->callback([command, o] {
     const TrainConfig config = config_from_command(o->yaml, command->remaining());
     const PlannedRun planned = plan_run(config, o->tokens, o->targets, make_task);
@@ -36,12 +38,12 @@ void add_plan(CLI::App& app) {
     fmt::print("{}\nranks of the adapter:\n{}", plan_table(planned.plan), planned.ranks);
     fmt::print("\ncandidates, leanest first:\n  {:>12} {:>12} {:>9}   schedule\n", "total", "step arena", "time");
     for (const Plan& p : planned.candidates) {
-      fmt::print("  {:>12} {:>12} {:>8.2f}x   {}\n", gib(p.total_bytes()), gib(p.step_bytes), p.relative_time,
-                 p.schedule.describe());
+      fmt::print("  {:>12} {:>12} {:>8.2f}x   {}\n", format_bytes(p.total_bytes()), format_bytes(p.step_bytes),
+                 p.relative_time, p.schedule.describe());
     }
     check(planned.plan.fits(), ErrorCode::out_of_memory,
-          fmt::format("no schedule fits {}: the leanest needs {}, {} more", gib(planned.plan.budget_bytes),
-                      gib(planned.plan.total_bytes()), gib(planned.plan.missing_bytes())));
+          fmt::format("no schedule fits {}: the leanest needs {}, {} more", format_bytes(planned.plan.budget_bytes),
+                      format_bytes(planned.plan.total_bytes()), format_bytes(planned.plan.missing_bytes())));
   });
 }
 

@@ -19,6 +19,9 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// 2: what a resumed run must share is kept readable.
+constexpr int64_t state_format = 2;
+
 std::string step_name(int64_t step) { return fmt::format("step-{:07d}", step); }
 
 std::span<const std::byte> bytes_of(const float* values, int64_t count) {
@@ -42,8 +45,6 @@ void point(const fs::path& out, const std::string& name, const std::string& targ
   sync_folder(out);
 }
 
-constexpr int state_format = 2;
-
 Json to_json(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 std::optional<double> optional_from(const Json& j) {
   return j.is_null() ? std::nullopt : std::optional(j.get<double>());
@@ -66,17 +67,18 @@ Json state_json(const TrainState& s) {
           {"evals_since_best", s.evals_since_best},
           {"chosen_at_start", to_json(s.chosen_at_start)},
           {"lambda", s.lambda},
-          {"run_id", s.run_id}};
+          {"total_steps", s.total_steps},
+          {"run", s.run}};
 }
 
 TrainState state_from(const Json& j, const std::string& path) {
   TrainState s;
   try {
-    check(
-        j.at("format") == state_format, ErrorCode::bad_file,
-        fmt::format("{}: format is {}, needed {}; the run was started with another version of sluice, which can go on "
-                    "with it",
-                    path, j.at("format").dump(), state_format));
+    const auto format = j.at("format").get<int64_t>();
+    check(format == state_format, ErrorCode::bad_file,
+          fmt::format("{}: format {}, needed {}; it was written by {} sluice: finish the run with that one, or start a "
+                      "new run from its adapter with resume_adapter_file",
+                      path, format, state_format, format < state_format ? "an older" : "a newer"));
     s.step = j.at("step").get<int64_t>();
     s.microbatches = j.at("microbatches").get<int64_t>();
     s.trained_tokens = j.at("trained_tokens").get<int64_t>();
@@ -92,7 +94,10 @@ TrainState state_from(const Json& j, const std::string& path) {
     s.evals_since_best = j.at("evals_since_best").get<int64_t>();
     s.chosen_at_start = optional_from(j.at("chosen_at_start"));
     s.lambda = j.at("lambda");
-    s.run_id = j.at("run_id").get<std::string>();
+    s.total_steps = j.at("total_steps").get<int64_t>();
+    s.run = j.at("run");
+    check(s.run.at("settings").is_object() && s.run.at("contents").is_object(), ErrorCode::bad_file,
+          path + ": 'run' holds no settings and contents; the checkpoint is damaged, remove its folder");
   } catch (const Json::exception& e) {
     throw Error(ErrorCode::bad_file,
                 fmt::format("{}: {}; the checkpoint is damaged, remove its folder", path, e.what()));
@@ -110,6 +115,15 @@ std::vector<fs::path> checkpoint_folders(const fs::path& out) {
   }
   std::sort(folders.begin(), folders.end());
   return folders;
+}
+
+// First out of the way: a kill in between leaves a name that counts for nothing and is cleaned up at the next start.
+void remove_folder(const fs::path& folder) {
+  if (!fs::exists(folder)) return;
+  const fs::path away = folder.string() + ".old.tmp";
+  fs::remove_all(away);
+  fs::rename(folder, away);
+  fs::remove_all(away);
 }
 
 }  // namespace
@@ -136,7 +150,7 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
     }
     atomic_write_file((temporary / "state.json").string(), state_json(view.state).dump(2) + "\n");
     sync_folder(temporary);
-    fs::remove_all(final_name);  // the same step, saved again
+    remove_folder(final_name);  // the same step, saved again
     fs::rename(temporary, final_name);
     sync_folder(root);
     point(root, "last", step_name(view.state.step));
@@ -176,24 +190,49 @@ void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& la
   }
 }
 
-void prune_checkpoints(const std::string& out, int64_t keep) {
-  std::error_code ignored;
-  if (fs::is_directory(out)) {
-    for (const auto& entry : fs::directory_iterator(out)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with("step-") && name.ends_with(".tmp")) fs::remove_all(entry.path(), ignored);
-    }
+std::string instead_of_checkpoints(const std::string& out) {
+  if (!fs::is_directory(out)) return "there is no such folder";
+  if (fs::exists(fs::path(out) / "state.json")) return "the folder is a checkpoint itself; give the one above it";
+  std::vector<std::string> found;
+  for (const auto& entry : fs::directory_iterator(out)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("step-")) continue;
+    found.push_back(name + (name.ends_with(".tmp") ? " is a save that did not end" : " has no state.json"));
   }
+  std::sort(found.begin(), found.end());
+  return found.empty() ? "there is none in it" : fmt::format("{}", fmt::join(found, ", "));
+}
+
+void prune_checkpoints(const std::string& out, int64_t keep) {
   std::vector<fs::path> folders = checkpoint_folders(out);
   if (keep <= 0 || static_cast<int64_t>(folders.size()) <= keep) return;
   folders.resize(folders.size() - static_cast<size_t>(keep));
   for (const fs::path& folder : folders) {
     bool pointed_at = false;
+    std::error_code ignored;
     for (const char* name : {"best", "last"}) {
       pointed_at = pointed_at || fs::equivalent(fs::path(out) / name, folder, ignored);
     }
-    if (!pointed_at) fs::remove_all(folder, ignored);
+    try {
+      if (!pointed_at) remove_folder(folder);
+    } catch (const fs::filesystem_error& e) {
+      throw Error(ErrorCode::bad_file, fmt::format("{}: an old checkpoint cannot be removed: {}", out, e.what()));
+    }
   }
+}
+
+void clean_after_kill(const std::string& out) {
+  if (!fs::is_directory(out)) return;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(out)) {
+    const std::string name = entry.path().filename().string();
+    if ((name.starts_with("step-") && name.ends_with(".tmp")) || name == "last.tmp" || name == "best.tmp")
+      fs::remove_all(entry.path(), ignored);
+  }
+  const std::optional<LoadedCheckpoint> newest = find_checkpoint(out);
+  if (!newest) return;
+  point(out, "last", step_name(newest->state.step));
+  point_best(out, newest->state.best_step);
 }
 
 }  // namespace sluice

@@ -34,7 +34,8 @@ struct TrainState {
   int64_t evals_since_best = 0;           // validations since then
   std::optional<double> chosen_at_start;  // mean log-probability of the chosen answers in the first validation
   Json lambda;                            // LambdaController's state; null without one
-  std::string run_id;                     // hash of base, data and the settings that a resumed run must share
+  int64_t total_steps = 0;                // the length the run had; a resumed run may have another
+  Json run;                               // what a resumed run must share (train/run_identity.h)
 };
 
 struct CheckpointView {
@@ -63,8 +64,15 @@ std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out);
 void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config,
                      float* parameters, float* m, float* v);
 
-// Removes all but the newest `keep` checkpoints, never best or last. keep 0 removes nothing. Also removes leftovers of killed saves.
+// What there is where find_checkpoint found nothing, for a message.
+std::string instead_of_checkpoints(const std::string& out);
+
+// Removes all but the newest `keep` checkpoints, never best or last. keep 0 removes nothing. A folder is renamed away before it is
+// emptied, so that what a kill leaves is never taken for a checkpoint.
 void prune_checkpoints(const std::string& out, int64_t keep);
+
+// What a killed run left: half-written and half-removed folders go, and last and best point at what the newest checkpoint says.
+void clean_after_kill(const std::string& out);
 
 // Bytes that one checkpoint takes on disk.
 int64_t checkpoint_bytes(const AdapterLayout& layout);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -17,9 +18,7 @@
 
 namespace sluice {
 
-namespace {
-
-const Setting* find_setting(const std::string& name, bool* by_alias = nullptr) {
+const Setting* find_setting(const std::string& name, bool* by_alias) {
   for (const Setting& s : train_settings()) {
     if (s.name == name) return &s;
   }
@@ -30,6 +29,8 @@ const Setting* find_setting(const std::string& name, bool* by_alias = nullptr) {
   }
   return nullptr;
 }
+
+namespace {
 
 [[noreturn]] void unknown(const std::string& name, const std::string& where) {
   std::vector<std::string> known;
@@ -53,6 +54,21 @@ std::optional<T> parse_number(const std::string& text) {
 [[noreturn]] void wrong_type(const Setting& s, const std::string& text, const std::string& where, const char* needed) {
   throw Error(ErrorCode::bad_config, fmt::format("{}: {} is '{}', needed {}", where, s.name, text, needed));
 }
+
+// A setting that is given twice, under one name or two.
+class Once {
+ public:
+  void take(const std::string& name, const std::string& where) {
+    const Setting* setting = find_setting(name);
+    const auto [first, is_new] = seen_.try_emplace(setting == nullptr ? name : setting->name, name, where);
+    check(is_new, ErrorCode::bad_config,
+          fmt::format("{}: '{}' is given twice: {} has '{}' already; keep one", where, name, first->second.second,
+                      first->second.first));
+  }
+
+ private:
+  std::map<std::string, std::pair<std::string, std::string>> seen_;
+};
 
 // YAML 1.1 and people write 1e-4, .5 and 1_000.
 std::optional<double> parse_double(std::string text) {
@@ -179,10 +195,14 @@ class Reader {
       const std::string name = prefix + pair.first.as<std::string>();
       const std::string where = fmt::format("{}:{}", path, pair.first.Mark().line + 1);
       const YAML::Node& value = pair.second;
+      const bool nested = value.IsMap() && !name.ends_with("_pattern");
+      once_.take(nested ? name + "." : name, where);  // lr_schedule is a name of its own and opens a map
       if (value.IsMap() && name.ends_with("_pattern")) {
         std::string joined;
-        for (const auto& item : value)
+        for (const auto& item : value) {
+          once_.take(name + "." + item.first.as<std::string>(), where);
           joined += (joined.empty() ? "" : ",") + item.first.as<std::string>() + "=" + scalar(item.second, name, where);
+        }
         set(name, joined, where);
       } else if (value.IsMap()) {
         yaml(value, name + ".", path);
@@ -232,6 +252,7 @@ class Reader {
   TrainConfig& config_;
   std::vector<std::string>* notes_;
   std::set<std::string> given_;  // names as in the table
+  Once once_;                    // in the file
 };
 
 YAML::Node load_yaml(const std::string& path) {
@@ -260,7 +281,11 @@ TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pai
       throw Error(ErrorCode::bad_config, fmt::format("{}:{}: {}", yaml_path, e.mark.line + 1, e.msg));
     }
   }
-  for (const auto& [name, text] : flags) reader.set(name, text, "--" + name);
+  Once once;  // of the flags, which may override the file
+  for (const auto& [name, text] : flags) {
+    once.take(name, "--" + name);
+    reader.set(name, text, "--" + name);
+  }
   reader.objective_defaults();
   reader.check_scale();
   return config;
@@ -283,6 +308,7 @@ std::vector<std::string> validate(const TrainConfig& config) {
     }
   }
   if (config.model.empty()) problems.emplace_back("model is not given; name a folder or a .gguf file");
+  if (config.adapter_path.empty()) problems.emplace_back("adapter_path is empty; name a folder for the adapter");
   if (config.data.empty()) problems.emplace_back("data is not given; name a folder with train.jsonl or a .jsonl file");
   if ((config.iters > 0) + (config.max_steps > 0) + (config.num_epochs > 0) > 1) {
     problems.emplace_back("iters, max_steps and num_epochs all set the length of the run; give one");

@@ -26,7 +26,7 @@ struct TrainConfig {
   int64_t batch_size = 1, grad_accumulation_steps = 1;
   // length of the run: one of the three
   int64_t iters = 0, max_steps = 0;
-  double num_epochs = 0;
+  double num_epochs = 0, max_hours = 0;
   // preference objectives
   double beta = 0, label_smoothing = 0, orpo_lambda = 0.1, orpo_lambda_max = 1, simpo_gamma = 0.5;
   double desirable_weight = 1, undesirable_weight = 1;
@@ -76,10 +76,11 @@ struct Setting {
 };
 
 const std::vector<Setting>& train_settings();
+const Setting* find_setting(const std::string& name, bool* by_alias = nullptr);  // null: unknown
 
 // Reads YAML (may be empty) and then flags, pairs of name and text. What neither gives has the default of the objective
 // (objective_defaults in objective_config.h), else that of TrainConfig. Unknown names throw Error(bad_config) with the nearest known
-// one; so do values of another type. `notes` receives one line for each alias used and each trap of another tool's meaning.
+// one; so do values of another type, and a setting that the file or the flags give twice, under whatever names. `notes` receives one line for each alias used and each trap of another tool's meaning.
 TrainConfig read_config(const std::string& yaml_path, const std::vector<std::pair<std::string, std::string>>& flags,
                         std::vector<std::string>* notes = nullptr);
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/bytes.h"
 #include "core/device.h"
 #include "core/system_memory.h"
 #include "train/adapter_setup.h"
@@ -154,14 +155,10 @@ std::vector<Plan> candidate_plans(const PlanRequest& asked) {
   return plans;
 }
 
-std::string gib(int64_t bytes) {
-  return fmt::format("{:.3f} GiB", static_cast<double>(bytes) / static_cast<double>(1LL << 30));
-}
-
 std::string plan_table(const Plan& plan) {
   std::string text;
   const auto row = [&](std::string_view what, int64_t bytes, std::string_view note) {
-    text += fmt::format("  {:<30} {:>12}   {}\n", what, gib(bytes), note);
+    text += fmt::format("  {:<30} {:>12}   {}\n", what, format_bytes(bytes), note);
   };
   text += fmt::format("Plan for {} tokens: {}\n", plan.num_tokens, plan.schedule.describe());
   const bool cuda = plan.device.type == DeviceType::cuda;
@@ -177,10 +174,10 @@ std::string plan_table(const Plan& plan) {
       assumed ? "CUDA's context and kernels"
       : cuda  ? "CUDA's context, kernels and tables of pinned memory, and other processes"
               : "program, tokenizer, data, kernels");
-  row("total", plan.total_bytes(), fmt::format("of {}", gib(plan.budget_bytes)));
+  row("total", plan.total_bytes(), fmt::format("of {}", format_bytes(plan.budget_bytes)));
   if (plan.pinned_bytes > 0)
     row("pinned host memory", plan.pinned_bytes,
-        fmt::format("of {}, besides: what waits there for the backward", gib(plan.host_budget_bytes)));
+        fmt::format("of {}, besides: what waits there for the backward", format_bytes(plan.host_budget_bytes)));
   if (!cuda) row("base, mapped from its file", plan.mapped_bytes, "the system can drop and reread it");
   text += fmt::format("  estimated time {:.2f} x that of the fastest schedule\n", plan.relative_time);
   if (assumed) text += "  no CUDA device is here: priced as an H100 or H200 would run it\n";

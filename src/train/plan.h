@@ -76,6 +76,5 @@ int64_t price_step(const PlanRequest& request, const Schedule& schedule, const B
 
 std::string plan_table(const Plan& plan);
 Json plan_json(const Plan& plan);
-std::string gib(int64_t bytes);  // "1.234 GiB"
 
 }  // namespace sluice

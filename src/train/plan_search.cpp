@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 
+#include "core/bytes.h"
+
 namespace sluice {
 
 namespace {
@@ -452,7 +454,7 @@ std::vector<Candidate> search_schedules(const PlanRequest& request) {
         fmt::format(
             "offload: true takes {} of pinned host memory at least, and {} are allowed; give more host_memory, or "
             "offload: auto",
-            gib(least_pinned), gib(request.host_budget_bytes)));
+            format_bytes(least_pinned), format_bytes(request.host_budget_bytes)));
   return found;
 }
 

@@ -1,11 +1,15 @@
 #include "train/progress.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <fstream>
 
 #include "core/error.h"
+#include "io/atomic_file.h"
 
 namespace sluice {
 
@@ -45,20 +49,33 @@ std::string pair_fields(const Json& metrics, const std::string& prefix) {
 
 }  // namespace
 
-ConsoleProgress::ConsoleProgress(std::FILE* out)
-    : out_(out), terminal_(isatty(fileno(out)) != 0), start_(std::chrono::steady_clock::now()), last_tick_(start_) {}
+ConsoleProgress::ConsoleProgress(std::FILE* out, StopRequest* stop)
+    : out_(out),
+      stop_(stop),
+      terminal_(isatty(fileno(out)) != 0),
+      start_(std::chrono::steady_clock::now()),
+      last_tick_(start_) {}
 
 ConsoleProgress::~ConsoleProgress() { clear_bar(); }
 
+void ConsoleProgress::put(const std::string& text) {
+  if (lost_) return;
+  errno = 0;
+  lost_ = std::fputs(text.c_str(), out_) < 0 || std::fflush(out_) != 0;
+  if (!lost_) return;
+  std::fprintf(stderr, "sluice: progress cannot be written (%s): the run ends after this step and saves a checkpoint\n",
+               std::strerror(errno));
+  if (stop_ != nullptr) stop_->ask("its output was closed");
+}
+
 void ConsoleProgress::clear_bar() {
-  if (bar_shown_) std::fputs("\r\033[K", out_);
+  if (bar_shown_) put("\r\033[K");
   bar_shown_ = false;
 }
 
 void ConsoleProgress::line(const std::string& text) {
   clear_bar();
-  std::fputs((text + "\n").c_str(), out_);
-  std::fflush(out_);
+  put(text + "\n");
 }
 
 void ConsoleProgress::phase(const std::string& name) {
@@ -79,11 +96,8 @@ void ConsoleProgress::tick(int64_t step, int64_t total_steps, int64_t part, int6
   std::string bar;
   for (int i = 0; i < width; ++i) bar += i < filled ? "█" : "░";
   const double spent = seconds_since(start_);
-  std::fputs(fmt::format("\r\033[K{} {:3.0f} %  step {}/{}  {} spent, {} left  {}", bar, 100 * done, step, total_steps,
-                         duration(spent), done > 0 ? duration(spent / done - spent) : "?", last_report_)
-                 .c_str(),
-             out_);
-  std::fflush(out_);
+  put(fmt::format("\r\033[K{} {:3.0f} %  step {}/{}  {} spent, {} left  {}", bar, 100 * done, step, total_steps,
+                  duration(spent), done > 0 ? duration(spent / done - spent) : "?", last_report_));
   bar_shown_ = true;
 }
 
@@ -107,7 +121,7 @@ void ConsoleProgress::saved(int64_t step, const std::string& folder) {
   line(fmt::format("Iter {}: Saved adapter weights to {}.", step, folder));
 }
 
-MetricsFile::MetricsFile(const std::string& path, int64_t resume_step) {
+MetricsFile::MetricsFile(const std::string& path, int64_t resume_step) : path_(path) {
   std::string kept;
   if (resume_step >= 0) {
     std::ifstream old(path);
@@ -116,18 +130,34 @@ MetricsFile::MetricsFile(const std::string& path, int64_t resume_step) {
       if (json.is_object() && json.contains("step") && json["step"].is_number() && json["step"] <= resume_step)
         kept += line + "\n";
     }
+    if (old.bad()) fail(EIO);
   }
-  file_ = std::fopen(path.c_str(), "w");
-  check(file_ != nullptr, ErrorCode::bad_file, path + ": cannot be written; is adapter_path writable?");
-  std::fputs(kept.c_str(), file_);
-  std::fflush(file_);
+  atomic_write_file(path, kept);
+  file_ = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (file_ < 0) fail(errno);
 }
 
-MetricsFile::~MetricsFile() { std::fclose(file_); }
+MetricsFile::~MetricsFile() { ::close(file_); }
+
+void MetricsFile::fail(int reason) const {
+  throw Error(ErrorCode::bad_file,
+              fmt::format("{}: cannot be written ({}); the checkpoints are whole: free some space, then go on with "
+                          "--resume",
+                          path_, std::strerror(reason)));
+}
 
 void MetricsFile::write(const Json& line) {
-  std::fputs((line.dump() + "\n").c_str(), file_);
-  std::fflush(file_);
+  const std::string text = line.dump() + "\n";
+  for (std::string_view rest = text; !rest.empty();) {
+    const ssize_t count = ::write(file_, rest.data(), rest.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) fail(count == 0 ? ENOSPC : errno);
+    rest.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+void MetricsFile::sync() {
+  if (::fsync(file_) != 0 && errno != EINVAL) fail(errno);  // EINVAL: not a file of a disk
 }
 
 Json to_json(const TrainReport& r) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/json.h"
+#include "train/stop_request.h"
 
 namespace sluice {
 
@@ -50,9 +51,11 @@ class Progress {
   virtual void saved(int64_t step, const std::string& folder) = 0;
 };
 
+// A line that cannot be written (a closed pipe, a full disk) asks the run to stop, so that nobody takes a run that tells nothing for one
+// that hangs.
 class ConsoleProgress : public Progress {
  public:
-  explicit ConsoleProgress(std::FILE* out = stdout);
+  explicit ConsoleProgress(std::FILE* out = stdout, StopRequest* stop = nullptr);
   ~ConsoleProgress() override;
   void phase(const std::string& name) override;
   void note(const std::string& text) override;
@@ -64,14 +67,19 @@ class ConsoleProgress : public Progress {
  private:
   void line(const std::string& text);
   void clear_bar();
+  void put(const std::string& text);
   std::FILE* out_;
+  StopRequest* stop_;
+  bool lost_ = false;  // a write failed
   bool terminal_;
   bool bar_shown_ = false;
   std::string last_report_;
   std::chrono::steady_clock::time_point start_, last_tick_;
 };
 
-// Appends to out/metrics.jsonl; each line is flushed. A resumed run first drops the lines of steps after its checkpoint.
+// Appends to out/metrics.jsonl. Each line is in the file when write() returns, and on the disk after sync(), which a run calls before it
+// saves a checkpoint. A resumed run first drops the lines of steps after its checkpoint; the file is replaced whole. Throws Error(bad_file)
+// when a line cannot be written, naming the file and the reason.
 class MetricsFile {
  public:
   MetricsFile(const std::string& path, int64_t resume_step);  // resume_step < 0: a new file
@@ -79,9 +87,12 @@ class MetricsFile {
   MetricsFile(const MetricsFile&) = delete;
   MetricsFile& operator=(const MetricsFile&) = delete;
   void write(const Json& line);
+  void sync();
 
  private:
-  std::FILE* file_ = nullptr;
+  [[noreturn]] void fail(int reason) const;
+  std::string path_;
+  int file_ = -1;
 };
 
 Json to_json(const TrainReport& report);

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "io/hash.h"
+#include "train/run_identity.h"
 
 namespace sluice {
 
@@ -16,47 +16,17 @@ namespace {
 
 constexpr const char* file_name = "reference_logps.safetensors";
 
-std::string hash_of(const std::string& bytes) { return sha256(std::as_bytes(std::span(bytes))); }
-
-void append_sample(const Weight& w, std::string& bytes) {
-  if (w.empty()) return;
-  bytes += fmt::format("{} {} {};", to_string(w.format), w.rows, w.cols);
-  const int64_t size = w.rows * w.row_bytes(), part = std::min<int64_t>(size, 4096);
-  for (int64_t begin : {int64_t{0}, (size - part) / 2, size - part})
-    bytes.append(reinterpret_cast<const char*>(w.data) + begin, static_cast<size_t>(part));
-}
-
-std::string key_of_base(const Model& model) {
-  std::string bytes = model.source->config().dump();
-  for (const Weight* w : {&model.embedding, &model.head, &model.input_table, &model.input_projection})
-    append_sample(*w, bytes);
-  for (const DecoderLayer& l : model.layers) {
-    for (const LoraLinear* linear :
-         {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &l.input_gate, &l.input_projection})
-      append_sample(linear->weight, bytes);
-  }
-  return hash_of(bytes);
-}
-
-std::string key_of_adapter(const LoadedAdapter& adapter) {
-  std::string bytes;
-  for (const AdapterLayout::Entry& e : adapter.layout.entries())
-    bytes += fmt::format("{} {} {};", module_name(e.layer, e.module), e.rank, e.scale);
-  bytes.append(reinterpret_cast<const char*>(adapter.flat.data()), adapter.flat.size() * sizeof(float));
-  return hash_of(bytes);
-}
-
 }  // namespace
 
 ReferencePolicy::ReferencePolicy(const Model& model, const std::string& adapter_folder)
-    : model_(model), key_(key_of_base(model)), identity_(model.source->path() + " without an adapter") {
+    : model_(model), key_(base_hash(model)), identity_(model.source->path() + " without an adapter") {
   if (adapter_folder.empty()) return;
   try {
     adapter_ = load_adapter(adapter_folder, model.config);
   } catch (Error& e) {
     throw e.while_doing("reference_adapter");
   }
-  const std::string hash = key_of_adapter(*adapter_);
+  const std::string hash = adapter_hash(*adapter_);
   key_ += hash;
   identity_ = fmt::format("{} with the adapter {} ({})", model.source->path(), adapter_folder, hash.substr(0, 16));
 }
@@ -69,12 +39,14 @@ void ReferencePolicy::forget() {
 }
 
 std::vector<PairReference> ReferencePolicy::logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,
-                                                  const StepSettings& settings) {
+                                                  const StepSettings& settings,
+                                                  const std::function<void()>& before_row) {
   if (adapter_) prepare_adapter(ctx.pool, model_, *adapter_);
   const Adapter adapter = adapter_ ? adapter_->view() : Adapter();
   std::vector<PairReference> references(static_cast<size_t>(rows.size()));
   for (int64_t row = 0; row < rows.size(); ++row) {
     if (!wanted[static_cast<size_t>(row)]) continue;
+    before_row();
     PairReference& reference = references[static_cast<size_t>(row)];
     const std::vector<PreferenceBatch> batches = rows.reference_batches(row);
     for (size_t b = 0; b < batches.size(); ++b) {
@@ -93,7 +65,7 @@ std::string ReferenceLogps::hash() const {
   std::string bytes;
   for (const std::vector<PairReference>* part : {&train, &valid})
     bytes.append(reinterpret_cast<const char*>(part->data()), part->size() * sizeof(PairReference));
-  return hash_of(bytes);
+  return hash_of_text(bytes);
 }
 
 std::optional<ReferenceLogps> load_reference(const std::string& out, const std::string& key) {

@@ -8,6 +8,7 @@
 // packs. With one row in a microbatch a policy that equals the reference has margin 0 to the bit; packed with others, to rounding.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,9 +30,9 @@ class ReferencePolicy {
   const std::string& key() const { return key_; }
   const std::string& identity() const { return identity_; }
 
-  // Sums by row (train/objective.h), of the rows that are wanted; zeros for the others.
+  // Sums by row (train/objective.h), of the rows that are wanted; zeros for the others. before_row may throw to end it.
   std::vector<PairReference> logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,
-                                   const StepSettings& settings);
+                                   const StepSettings& settings, const std::function<void()>& before_row);
   // Gives the adapter's memory back; key and identity stay.
   void forget();
 

@@ -11,6 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/lambda_controller.h"
 #include "train/lr_schedule.h"
+#include "train/run_lock.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -21,6 +22,10 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 inline DType dtype_of_run(const TrainConfig& config) { return config.precision == "fp32" ? DType::f32 : DType::bf16; }
+
+// What a run with these settings goes on from: nothing without `resume`. Throws Error(bad_config) when adapter_path holds a checkpoint and the run
+// is to be new, or holds none to resume from.
+std::optional<LoadedCheckpoint> checkpoint_for(const TrainConfig& config);
 
 struct Run::State {
   State(Device device, const AdapterLayout& layout, const Plan& plan, ThreadPool& pool)
@@ -44,6 +49,7 @@ struct Run::State {
   Tensor p, g, m, v;  // parameters, gradient, moments: flat, in the layout's order
   Tensor norms;       // of DoRA, derived from p
   Adapter adapter, grads;
+  std::unique_ptr<RunLock> lock;  // of adapter_path, from the first write there
   TrainState now;
   std::unique_ptr<MetricsFile> metrics;
   LrSchedule lr;

@@ -3,6 +3,16 @@
 
 namespace sluice {
 
+namespace {
+
+// With a decay of 1 AdamW divides by 1 - decay^t = 0; in float32 what is closer is 1.
+constexpr double below_one = 0.999999;
+
+// A gradient of exactly 0, which B = 0 gives every A in the first step, is divided by epsilon alone; in float32 less is soon 0.
+constexpr double least_epsilon = 1e-30;
+
+}  // namespace
+
 const std::vector<Setting>& train_settings() {
   using C = TrainConfig;
   static const std::vector<Setting> settings = {
@@ -98,6 +108,13 @@ const std::vector<Setting>& train_settings() {
       {"iters", &C::iters, "length of the run in forward/backward passes", {}, {}, 0, 1e9},
       {"max_steps", &C::max_steps, "length of the run in optimizer steps", {}, {}, 0, 1e9},
       {"num_epochs", &C::num_epochs, "length of the run in passes over the data", {"num_train_epochs"}, {}, 0, 1e6},
+      {"max_hours",
+       &C::max_hours,
+       "hours after which the run ends as on a signal: after its step, with a checkpoint; 0: no limit",
+       {},
+       {},
+       0,
+       1e6},
       {"learning_rate", &C::learning_rate, "peak learning rate", {"lr"}, {}, 0, 10},
       {"lr_schedule.name",
        &C::lr_schedule,
@@ -115,9 +132,9 @@ const std::vector<Setting>& train_settings() {
       {"lr_schedule.warmup_init", &C::warmup_init, "learning rate at the start of the warm-up", {}, {}, 0, 10},
       {"lr_schedule.end", &C::lr_end, "learning rate at the end of the run", {"min_lr"}, {}, 0, 10},
       {"weight_decay", &C::weight_decay, "decoupled decay of A and B", {}, {}, 0, 1},
-      {"adam_beta1", &C::adam_beta1, "AdamW's decay of the first moment", {}, {}, 0, 1},
-      {"adam_beta2", &C::adam_beta2, "AdamW's decay of the second moment", {}, {}, 0, 1},
-      {"adam_epsilon", &C::adam_epsilon, "AdamW's epsilon", {}, {}, 0, 1},
+      {"adam_beta1", &C::adam_beta1, "AdamW's decay of the first moment", {}, {}, 0, below_one},
+      {"adam_beta2", &C::adam_beta2, "AdamW's decay of the second moment", {}, {}, 0, below_one},
+      {"adam_epsilon", &C::adam_epsilon, "AdamW's epsilon", {}, {}, least_epsilon, 1},
       {"max_grad_norm",
        &C::max_grad_norm,
        "the gradient is scaled down to this norm; 0: never",
@@ -218,7 +235,10 @@ const std::vector<Setting>& train_settings() {
       {"eval_task", &C::eval_task, "a task that validations score too, as eval_<task>_score", {}, {"none", "chunk"}},
       {"eval_task_data", &C::eval_task_data, "the .jsonl file of its cases"},
       {"eval_task_max_tokens", &C::eval_task_max_tokens, "longest answer to a case, in tokens", {}, {}, 1, 1 << 20},
-      {"resume", &C::resume, "go on from the last complete checkpoint in adapter_path", {"resume_from_checkpoint"}},
+      {"resume",
+       &C::resume,
+       "go on from the last complete checkpoint in adapter_path, to a length that may be another",
+       {"resume_from_checkpoint"}},
       {"seed", &C::seed, "of the adapter's start, the order of the rows and dropout", {}, {}, 0, 9e15},
       {"precision", &C::precision, "of activations and of the operands of products", {}, {"bf16", "fp32"}},
       {"device", &C::device, "where to run: cpu, cuda or cuda:1"},

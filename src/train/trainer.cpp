@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <set>
 
+#include "core/bytes.h"
 #include "core/device.h"
 #include "core/system_memory.h"
 #include "data/order.h"
 #include "io/atomic_file.h"
-#include "io/hash.h"
 #include "ops/adamw/adamw.h"
 #include "ops/common/copy.h"
 #include "train/adapter_setup.h"
@@ -23,6 +22,7 @@
 #include "train/largest_shapes.h"
 #include "train/lr_schedule.h"
 #include "train/objective_config.h"
+#include "train/run_identity.h"
 #include "train/run_state.h"
 #include "train/verify_adapter.h"
 
@@ -31,8 +31,6 @@ namespace sluice {
 namespace fs = std::filesystem;
 
 namespace {
-
-volatile std::sig_atomic_t interrupted = 0;
 
 // What the process takes in its first steps besides the arenas, after planning has generated the kernels: oneDNN's memory objects, buffers
 // of files, stacks. Measured on SmolLM2-135M (docs/memory.md).
@@ -63,8 +61,8 @@ std::string file_of(const std::string& data, const char* name) {
 
 }  // namespace
 
-Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task)
-    : config_(config), progress_(progress), objective_(objective_of(config)) {
+Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task, const StopRequest* stop)
+    : config_(config), progress_(progress), stop_(stop), objective_(objective_of(config)) {
   const std::vector<std::string> problems = sluice::validate(config);
   check(problems.empty(), ErrorCode::bad_config, fmt::format("{}", fmt::join(problems, "\nsluice: ")));
   pool_ = std::make_unique<ThreadPool>(config.threads > 0 ? static_cast<int>(config.threads)
@@ -74,7 +72,9 @@ Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_ta
   model_->device = parse_device(config.device);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
+  leave_before_steps();
   load_data();
+  leave_before_steps();
   layout_ = adapter_layout(config_, *model_);
   if (objective_.needs_reference()) policy_.emplace(*model_, reference_folder(config_));
   if (config_.eval_task != "none") {
@@ -95,12 +95,11 @@ void Run::load_data() {
   DataReport report;
   train_rows_ = RunRows::read(file_of(config_.data, "train.jsonl"), *text_, options, objective_, &report);
   progress_.note(report.summary());
-  fs::create_directories(config_.adapter_path);
-  Json reports = {{"train", report.json()}};
+  data_reports_ = {{"train", report.json()}};
   const std::string valid = file_of(config_.data, "valid.jsonl");
   if (fs::is_directory(config_.data) && fs::exists(valid)) {
     valid_rows_ = RunRows::read(valid, *text_, options, objective_, &report);
-    reports["valid"] = report.json();
+    data_reports_["valid"] = report.json();
   }
   check(!train_rows_.empty(), ErrorCode::bad_file, fmt::format("{}: no row can be trained on", config_.data));
   if (train_rows_.size() < config_.batch_size)
@@ -112,7 +111,6 @@ void Run::load_data() {
                     config_.data));
   train_rows_.check_vocabulary(model_->config.vocab_size);
   valid_rows_.check_vocabulary(model_->config.vocab_size);
-  atomic_write_file((fs::path(config_.adapter_path) / "data_report.json").string(), reports.dump(2) + "\n");
 }
 
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads) {
@@ -143,9 +141,7 @@ BatchOrder Run::batches() const {
   return {Order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle), config_.batch_size};
 }
 
-int64_t Run::count_in_step(int64_t step) const {
-  const int64_t begin = step * config_.grad_accumulation_steps;
-  const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
+int64_t Run::count_in(int64_t begin, int64_t end) const {
   if (objective_.kind != ObjectiveKind::sft) return batches().rows_before(end) - batches().rows_before(begin);
   int64_t tokens = 0;
   for (int64_t i = begin; i < end; ++i) tokens += train_rows_.pack(rows_of(i)).tokens.num_targets();
@@ -167,6 +163,7 @@ void Run::plan_memory() {
   progress_.phase("planning memory");
   LargestShapes largest, forward;  // forward: what runs without a backward
   for (int64_t i = 0; i < total_microbatches_; ++i) {
+    leave_before_steps();
     const std::vector<int64_t> rows = rows_of(i);
     largest.add(train_rows_.pack(rows).tokens);
     if (objective_.kind == ObjectiveKind::kto) forward.add(train_rows_.pack_mismatched(rows).tokens);
@@ -187,35 +184,15 @@ void Run::plan_memory() {
   progress_.note(plan_table(plan_));
 }
 
-std::string Run::identity() const {
-  // What a resumed run must share. The length of the run belongs to it, since the schedule of the learning rate does.
-  Json what = sluice::to_json(config_);
-  for (const char* free :
-       {"adapter_path", "resume", "memory", "threads", "segment_size", "level", "tile", "head_rows", "offload",
-        "host_memory", "steps_per_report", "save_every", "save_total_limit", "reference_adapter"}) {
-    what.erase(free);
-  }
-  // auto is by_rows; blocks round the head's gradient otherwise.
-  if (config_.head != "by_blocks") what.erase("head");
-  const bool steered = config_.orpo_lambda_mode == "adaptive" || config_.early_stopping_patience > 0;
-  if (!steered)  // by validations, which then belong to it too
-    what.erase("steps_per_eval"), what.erase("val_batches");
-  std::string bytes = what.dump();
-  if (policy_) bytes += policy_->key();
-  train_rows_.append_to(bytes);
-  if (steered) valid_rows_.append_to(bytes);
-  return sha256(std::as_bytes(std::span(bytes)));
-}
-
 void Run::fail(const std::string& what) {
-  if (state_ && state_->metrics)
-    state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
-  const std::optional<LoadedCheckpoint> last = find_checkpoint(config_.adapter_path);
+  try {
+    if (state_ && state_->metrics)
+      state_->metrics->write({{"type", "failed"}, {"step", state_->now.step}, {"reason", what}});
+  } catch (const Error&) {  // the disk is full too: what is thrown below tells more
+  }
   const bool over = state_->now.step >= total_steps_ || stops_early();
-  throw Error(
-      ErrorCode::device,
-      fmt::format("{} {}: {}; {}", over ? "after step" : "step", state_->now.step + (over ? 0 : 1), what,
-                  last ? "the last whole checkpoint is " + last->folder : std::string("no checkpoint was saved yet")));
+  throw Error(ErrorCode::device, fmt::format("{} {}: {}; {}", over ? "after step" : "step",
+                                             state_->now.step + (over ? 0 : 1), what, last_whole()));
 }
 
 void Run::start() {
@@ -224,25 +201,27 @@ void Run::start() {
                 fmt::format("the leanest plan needs {} and the budget is {}: {} are missing; lower max_seq_length, "
                             "batch_size or lora_parameters.rank, "
                             "or give more --memory{}",
-                            gib(plan_.total_bytes()), gib(plan_.budget_bytes), gib(plan_.missing_bytes()),
+                            format_bytes(plan_.total_bytes()), format_bytes(plan_.budget_bytes),
+                            format_bytes(plan_.missing_bytes()),
                             plan_.device.type == DeviceType::cuda ? " or --host_memory" : ""));
   }
   const int64_t available = available_memory();
   check(available == 0 || plan_.pinned_bytes <= available, ErrorCode::out_of_memory,  // 0: the system does not say
         fmt::format("the plan takes {} of pinned host memory and {} are free; lower host_memory",
-                    gib(plan_.pinned_bytes), gib(available)));
+                    format_bytes(plan_.pinned_bytes), format_bytes(available)));
   const int64_t free_bytes = static_cast<int64_t>(std::min<uint64_t>(free_disk_bytes(config_.adapter_path), INT64_MAX));
   check(free_bytes >= 2 * checkpoint_bytes(layout_), ErrorCode::bad_file,
         fmt::format(
             "{}: {} free on the disk, one checkpoint takes {} and two must fit; free some or give another adapter_path",
-            config_.adapter_path, gib(free_bytes), gib(checkpoint_bytes(layout_))));
+            config_.adapter_path, format_bytes(free_bytes), format_bytes(checkpoint_bytes(layout_))));
+  base_hash_ = base_hash(*model_);
   if (model_->device.type == DeviceType::cuda) progress_.phase("copying the base to the device");
   model_->upload();
   state_ = std::make_unique<State>(model_->device, layout_, plan_, *pool_);
   State& s = *state_;
   s.adapter = Adapter(layout_, s.p, s.norms);
   s.grads = Adapter(layout_, s.g);
-  s.now.run_id = identity();
+  take_folder();
   s.lr = {.name = config_.lr_schedule,
           .peak = config_.learning_rate,
           .init = config_.warmup_init,
@@ -267,9 +246,10 @@ void Run::start() {
   if (!resumed && !config_.resume_adapter_file.empty()) start();
   refresh_norms(s.ctx, *model_, s.adapter);
   const fs::path out(config_.adapter_path);
-  prune_checkpoints(config_.adapter_path, 0);
+  clean_after_kill(config_.adapter_path);
   find_reference();
   s.metrics = std::make_unique<MetricsFile>((out / "metrics.jsonl").string(), resumed ? s.now.step : -1);
+  atomic_write_file((out / "data_report.json").string(), data_reports_.dump(2) + "\n");
   atomic_write_file((out / "config.resolved.yaml").string(), to_yaml(config_));
   atomic_write_file((out / "plan.json").string(), plan_json(plan_).dump(2) + "\n");
   progress_.phase(fmt::format("training: {} steps, {:.3f} M of {:.1f} M numbers, {} threads", total_steps_,
@@ -277,45 +257,18 @@ void Run::start() {
                               static_cast<double>(model_->num_weights()) / 1e6, pool_->num_threads()));
 }
 
-bool Run::try_resume() {
-  const std::optional<LoadedCheckpoint> found = find_checkpoint(config_.adapter_path);
-  if (!config_.resume) {
-    check(!found, ErrorCode::bad_config,
-          fmt::format("{} holds a checkpoint already; go on from it with --resume, or give another adapter_path",
-                      config_.adapter_path));
-    return false;
-  }
-  if (!found) return false;  // killed before the first save
-  State& s = *state_;
-  check(found->state.run_id == s.now.run_id, ErrorCode::bad_config,
-        fmt::format("{} is from a run with other settings or data; resume with those it was started with, or give "
-                    "another adapter_path",
-                    found->folder));
-  constexpr auto unread = HostFloats::Content::unread;
-  HostFloats p(s.ctx, s.p, unread), m(s.ctx, s.m, unread), v(s.ctx, s.v, unread);
-  load_checkpoint(*found, layout_, model_->config, p.data(), m.data(), v.data());
-  for (HostFloats* part : {&p, &m, &v}) part->write_back();
-  s.now = found->state;
-  point_best(config_.adapter_path, s.now.best_step);
-  if (config_.orpo_lambda_mode == "adaptive") {
-    s.lambda.restore(s.now.lambda);
-    objective_.orpo_lambda = s.lambda.state().lambda;
-  }
-  progress_.note(fmt::format("resumed from {} after step {}", found->folder, s.now.step));
-  return true;
-}
-
 void Run::step() {
   State& s = *state_;
-  const int64_t count = count_in_step(s.now.step);
-  const int64_t begin = s.now.step * config_.grad_accumulation_steps;
+  const int64_t begin = s.now.microbatches;
   const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
+  const int64_t count = count_in(begin, end);
   zero(s.ctx, {.tensor = s.g});
   double kl = 0;
   for (int64_t i = begin; i < end && objective_.kind == ObjectiveKind::kto; ++i)
     kl += kl_sum(train_rows_, rows_of(i), reference_.train);
   kl = std::max(kl / static_cast<double>(std::max<int64_t>(count, 1)), 0.0);
   for (int64_t i = begin; i < end; ++i) {
+    leave_at_once();
     progress_.tick(s.now.step, total_steps_, i - begin, end - begin);
     const double loss = run_microbatch(i, static_cast<double>(count), kl);
     s.loss_sum += loss;
@@ -405,8 +358,11 @@ void Run::report() {
 void Run::save(bool scheduled) {
   State& s = *state_;
   if (s.loss_count > 0) report();
-  const bool best = scheduled && take_as_best();
   HostFloats p(s.ctx, s.p), m(s.ctx, s.m), v(s.ctx, s.v);
+  if (const std::string found = find_not_finite(layout_, p.data(), m.data(), v.data()); !found.empty())
+    fail(fmt::format("{} after the update; nothing was saved, lower learning_rate or raise adam_epsilon", found));
+  s.metrics->sync();
+  const bool best = scheduled && take_as_best();
   s.result.adapter_folder = save_checkpoint(config_.adapter_path, {.layout = layout_,
                                                                    .parameters = p.data(),
                                                                    .m = m.data(),
@@ -438,11 +394,11 @@ void Run::finish() {
   s.result.arena_planned = s.arena.capacity();
   s.result.arena_used = s.arena.peak();
   const bool cuda = model_->device.type == DeviceType::cuda;
-  progress_.note(
-      fmt::format("step arena: {} planned, {} used; {}: {} planned, {} at its highest report{}", gib(plan_.step_bytes),
-                  gib(s.arena.peak()), cuda ? "device" : "process", gib(plan_.total_bytes()),
-                  gib(std::max(s.peak_bytes, held_bytes())),
-                  cuda ? "" : fmt::format(", and {} of the mapped base resident", gib(process_memory().mapped_bytes))));
+  progress_.note(fmt::format(
+      "step arena: {} planned, {} used; {}: {} planned, {} at its highest report{}", format_bytes(plan_.step_bytes),
+      format_bytes(s.arena.peak()), cuda ? "device" : "process", format_bytes(plan_.total_bytes()),
+      format_bytes(std::max(s.peak_bytes, held_bytes())),
+      cuda ? "" : fmt::format(", and {} of the mapped base resident", format_bytes(process_memory().mapped_bytes))));
   warn_of_a_worse_end();
   progress_.note(
       fmt::format("done: adapter in {}, picture in {}", s.result.adapter_folder, (out / "training.svg").string()));
@@ -451,8 +407,6 @@ void Run::finish() {
 RunResult Run::train() {
   start();
   State& s = *state_;
-  interrupted = 0;
-  const auto previous = std::signal(SIGINT, [](int) { interrupted = 1; });
   if (s.now.step == 0) validate();
   s.since = Clock::now();
   while (s.now.step < total_steps_ && !stops_early()) {
@@ -461,25 +415,29 @@ RunResult Run::train() {
     if (last || s.now.step == 1 || s.now.step % config_.steps_per_report == 0) report();
     if (last || (config_.steps_per_eval > 0 && s.now.step % config_.steps_per_eval == 0)) validate();
     if (stops_early()) last = true, note_early_stop();
+    const std::string why = why_stop();
     const bool scheduled = last || (config_.save_every > 0 && s.now.step % config_.save_every == 0);
-    if (scheduled || interrupted != 0) {
+    if (scheduled || !why.empty()) {
       save(scheduled);
       s.since = Clock::now();
     }
-    if (interrupted != 0 && !last) {
-      std::signal(SIGINT, previous);
-      throw Error(ErrorCode::cancelled, fmt::format("stopped after step {}; go on with --resume", s.now.step));
+    if (!why.empty() && !last) {
+      throw Error(ErrorCode::cancelled, fmt::format("stopped after step {} of {} ({}); {}, go on with --resume",
+                                                    s.now.step, total_steps_, why, last_whole()));
     }
   }
-  std::signal(SIGINT, previous);
   finish();
   return s.result;
 }
 
-RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task) {
-  if (validate(config).empty() && !is_here(parse_device(config.device)))
-    memory_of(parse_device(config.device));  // says why there is none, before anything is read
-  return Run(config, progress, make_task).train();
+RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task, const StopRequest* stop) {
+  if (validate(config).empty()) {  // else Run tells
+    const Device device = parse_device(config.device);
+    if (!is_here(device)) memory_of(device);  // says why there is none, before anything is read
+    RunLock::refuse_if_held(config.adapter_path);
+    checkpoint_for(config);
+  }
+  return Run(config, progress, make_task, stop).train();
 }
 
 }  // namespace sluice

@@ -3,11 +3,12 @@
 //   ConsoleProgress progress;
 //   RunResult result = train(read_config("config.yaml", {}), progress);
 //
-// What it leaves in adapter_path: config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best, and
+// What it leaves in adapter_path (nothing, when it is refused): config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best, and
 // with a reference policy reference_logps.safetensors. A run
 // that is killed at any moment and started again with `resume: true` ends with the same bytes. Throws Error: bad_config and bad_file before the
 // first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, no step had a gradient, or the
-// adapter has not changed, after which the checkpoints that were saved are whole.
+// adapter has not changed, after which the checkpoints that were saved are whole; cancelled when `stop` was asked or max_hours are over.
+// It installs no signal handler.
 //
 // A step whose gradient is zero in every number (a satisfied margin, probabilities of one) is counted and changes nothing: neither parameters,
 // which would decay, nor moments, nor AdamW's count of updates. The learning rate follows the steps, skipped ones included.
@@ -17,6 +18,7 @@
 // interrupted run saves between them is for its resumption alone.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +32,7 @@
 #include "train/progress.h"
 #include "train/reference.h"
 #include "train/run_rows.h"
+#include "train/stop_request.h"
 #include "train/validation_task.h"
 
 namespace sluice {
@@ -44,7 +47,8 @@ struct RunResult {
 };
 
 // `make_task` makes what config.eval_task names; without it such a setting is refused.
-RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {});
+RunResult train(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {},
+                const StopRequest* stop = nullptr);
 
 // Fills what a plan takes from the settings and the machine.
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads);
@@ -52,7 +56,8 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
 // Everything up to the first step, for `sluice plan` and for embedding a trainer.
 class Run {
  public:
-  Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {});
+  Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_task = {},
+      const StopRequest* stop = nullptr);
   ~Run();
 
   const Model& model() const { return *model_; }
@@ -69,7 +74,13 @@ class Run {
   void find_lengths();
   void plan_memory();
   void start();
+  void take_folder();
   bool try_resume();
+  void set_length();
+  std::string why_stop() const;     // the run must end after this step; empty: it goes on
+  void leave_before_steps() const;  // throw Error(cancelled) when asked to stop
+  void leave_at_once() const;
+  std::string last_whole() const;
   void validate();
   void step();
   double run_microbatch(int64_t index, double count, double kl);
@@ -81,7 +92,8 @@ class Run {
   void finish();
   BatchOrder batches() const;
   std::vector<int64_t> rows_of(int64_t index) const { return batches().rows_of(index); }  // of a microbatch
-  int64_t count_in_step(int64_t step) const;  // what the loss is a mean over: supervised tokens (sft), or rows
+  // Of microbatches: what the loss is a mean over, supervised tokens (sft) or rows.
+  int64_t count_in(int64_t begin, int64_t end) const;
   bool scored_by_validation() const;
   std::optional<double> score_of_checkpoint() const;
   bool is_better(double metric, double than) const;
@@ -97,18 +109,22 @@ class Run {
   double kl_sum(const RunRows& rows, const std::vector<int64_t>& picked, const std::vector<PairReference>& reference);
   void after_validation(const PreferenceMetrics& metrics);
   void warn_of_displacement();
-  std::string identity() const;
+  Json identity() const;
   int64_t held_bytes() const;
   [[noreturn]] void fail(const std::string& what);
 
   TrainConfig config_;
   Progress& progress_;
+  const StopRequest* stop_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   std::unique_ptr<Model> model_;
   std::unique_ptr<ModelText> text_;
   Objective objective_;
   RunRows train_rows_, valid_rows_;
   std::optional<ReferencePolicy> policy_;  // where the objective needs one
   ReferenceLogps reference_;
+  std::string base_hash_;  // taken before the weights leave for the device
+  Json data_reports_;
   AdapterLayout layout_;
   int64_t total_microbatches_ = 0, total_steps_ = 0;
   std::unique_ptr<ThreadPool> pool_;

@@ -53,8 +53,9 @@ void Run::find_reference() {
                                 std::count(reached.begin(), reached.end(), true) + valid_rows_.size()));
     const StepSettings settings{.schedule = plan_.schedule, .dtype = dtype_of_run(config_)};
     const std::vector<bool> every(static_cast<size_t>(valid_rows_.size()), true);
-    kept = ReferenceLogps{.train = policy_->logps(state_->ctx, train_rows_, reached, settings),
-                          .valid = policy_->logps(state_->ctx, valid_rows_, every, settings)};
+    const auto before_row = [this] { leave_before_steps(); };
+    kept = ReferenceLogps{.train = policy_->logps(state_->ctx, train_rows_, reached, settings, before_row),
+                          .valid = policy_->logps(state_->ctx, valid_rows_, every, settings, before_row)};
     save_reference(config_.adapter_path, key, *kept);
   }
   reference_ = std::move(*kept);
@@ -98,6 +99,7 @@ void Run::validate() {
   for (int64_t i = 0; i < count && objective.kind == ObjectiveKind::kto; ++i)
     kl += kl_sum(valid_rows_, {i}, reference_.valid) / static_cast<double>(count);
   for (int64_t i = 0; i < count; ++i) {
+    leave_at_once();
     const PreferenceBatch batch = valid_rows_.pack({i});
     const std::vector<float> logps =
         forward_logps(s.ctx, *model_, s.adapter, step_batch(batch.tokens),

@@ -207,7 +207,8 @@ void attention_rows(Bench& b) {
   };
   for (const Case& c : {Case{32, 8, 128, 0, 32768}, Case{32, 4, 512, 0, 8192}, Case{32, 4, 512, 0, 32768},
                         Case{32, 16, 256, 1024, 8192}, Case{32, 16, 256, 1024, 32768}, Case{8, 2, 256, 512, 32768},
-                        Case{16, 2, 128, 0, 8192}}) {
+                        Case{16, 2, 128, 0, 8192}, Case{32, 8, 128, 1024, 32768}, Case{32, 8, 64, 0, 16384},
+                        Case{32, 8, 64, 1024, 16384}, Case{16, 4, 256, 0, 16384}, Case{32, 8, 96, 0, 8192}}) {
     const std::string about =
         fmt::format("{} {}/{} D {} N {}", c.window > 0 ? fmt::format("window {}", c.window) : "causal", c.heads,
                     c.kv_heads, c.head_dim, c.tokens);

@@ -4,6 +4,7 @@
 #   scripts/cuda_sanitize.sh                          # memcheck and racecheck of build/cuda/ops_test
 #   scripts/cuda_sanitize.sh synccheck linear         # one tool, one entry of the list below
 #   build/cuda/bundle/run_tests.sh -- scripts/cuda_sanitize.sh       # without a build: the bundle's ops_test
+#   SLUICE_CUDA_PATH=portable scripts/cuda_sanitize.sh               # the portable kernels
 #
 # TIMEOUT: seconds for one run (default 300). LOGS: where whole outputs go (default: a new folder in /tmp).
 # The tests' tensors lie in one allocation, so memcheck finds accesses that are misaligned, or outside shared memory or that

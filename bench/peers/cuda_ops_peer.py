@@ -82,7 +82,8 @@ def visible_pairs(tokens, window):
 def attention_rows(b):
     for heads, kv_heads, dim, window, tokens in [(32, 8, 128, 0, 32768), (32, 4, 512, 0, 8192), (32, 4, 512, 0, 32768),
                                                  (32, 16, 256, 1024, 8192), (32, 16, 256, 1024, 32768), (8, 2, 256, 512, 32768),
-                                                 (16, 2, 128, 0, 8192)]:
+                                                 (16, 2, 128, 0, 8192), (32, 8, 128, 1024, 32768), (32, 8, 64, 0, 16384),
+                                                 (32, 8, 64, 1024, 16384), (16, 4, 256, 0, 16384), (32, 8, 96, 0, 8192)]:
         about = f"{f'window {window}' if window else 'causal'} {heads}/{kv_heads} D {dim} N {tokens}"
         forward, backward = f"attention forward, {about}", f"attention backward, {about}"
         if not b.wants(forward, backward):

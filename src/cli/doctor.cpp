@@ -8,6 +8,7 @@
 #include "cli/command.h"
 #include "core/bytes.h"
 #include "core/device.h"
+#include "core/kernel_path.h"
 #include "core/system_memory.h"
 #include "core/version.h"
 #include "ops/gemm/gemm.h"
@@ -42,6 +43,15 @@ std::string cpu_flags() {
   return found;
 }
 
+// Which kernels will run there, or why none will.
+std::string kernels_of(const DeviceInfo& device) {
+  try {
+    return path_in_words(capability(device.major, device.minor), std::getenv("SLUICE_CUDA_PATH"));
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
 void doctor() {
   fmt::print("sluice {}\n", version);
   fmt::print("CPU          {}\n", cpu_name());
@@ -57,10 +67,7 @@ void doctor() {
       const DeviceInfo& d = devices[i];
       fmt::print("cuda:{}       {}, compute {}.{}, {} multiprocessors, {} of {} free, driver for CUDA {}.{}, {}\n", i,
                  d.name, d.major, d.minor, d.num_multiprocessors, format_bytes(d.free_bytes),
-                 format_bytes(d.total_bytes), d.driver_version / 1000, d.driver_version % 1000 / 10,
-                 d.major == 9   ? "Hopper kernels"
-                 : d.major >= 8 ? "portable kernels"
-                                : "too old: 8.0 is needed");
+                 format_bytes(d.total_bytes), d.driver_version / 1000, d.driver_version % 1000 / 10, kernels_of(d));
     }
   } catch (const Error& e) {
     fmt::print("CUDA         {}\n", e.what());

@@ -1,9 +1,11 @@
-// attention_backward on CUDA: delta, the rounds, and kernels for any head dimension and dtype. Hopper's: attention_backward_sm90.cu.
+// attention_backward on CUDA: delta, the rounds, and plain kernels for float32 and odd head dimensions. On tensor cores:
+// attention_backward_portable.cu and Hopper's attention_backward_sm90.cu.
 #include <algorithm>
 #include <vector>
 
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_backward.cuh"
+#include "ops/attention/attention_portable.h"
 
 namespace sluice::cuda {
 
@@ -15,13 +17,14 @@ constexpr int64_t most_scratch_bytes = 240 << 20;
 
 struct Extent {
   int64_t heads, kv_heads, group, blocks;
+  int64_t round_blocks = 16;  // of queries, in a round that is a rectangle
 };
 
 // Tiles that scratch holds: what the shape can fill, at most most_scratch_bytes.
-int64_t scratch_tiles(const Extent& e, int64_t window, int64_t tile_pair_bytes) {
+int64_t scratch_tiles(const Extent& e, int64_t window, int64_t bytes_each) {
   const int64_t seen =
       window > 0 ? std::min(e.blocks, ceil_div(window + backward_block - 2, backward_block) + 1) : e.blocks;
-  return std::max(e.group, std::min(e.heads * e.blocks * seen, most_scratch_bytes / tile_pair_bytes));
+  return std::max(e.group, std::min(e.heads * e.blocks * seen, most_scratch_bytes / bytes_each));
 }
 
 // For each query block the first key block that one of its tokens sees.
@@ -47,7 +50,7 @@ std::vector<int64_t> first_key_blocks(const Spans& spans, int64_t window, int64_
 }
 
 // Calls body(round) for all rounds in order. Where all heads and keys of at least eight query blocks fit (windows), scratch holds the band
-// that they see; otherwise rectangles of 16 query blocks and up to 32 key blocks, whose products are long enough and even.
+// that they see; otherwise rectangles of round_blocks query blocks and up to 32 key blocks, whose products are long enough and even.
 template <class Body>
 void for_rounds(const Extent& e, const std::vector<int64_t>& first, int64_t tiles, Body body) {
   for (int64_t q = 0; q < e.blocks;) {
@@ -70,7 +73,7 @@ void for_rounds(const Extent& e, const std::vector<int64_t>& first, int64_t tile
       continue;
     }
 
-    count = std::min<int64_t>(16, e.blocks - q);
+    count = std::min(e.round_blocks, e.blocks - q);
     while (e.group * count > tiles) count /= 2;
     lowest = *std::min_element(first.begin() + q, first.begin() + q + count);
     const int64_t width = q + count - lowest, most = std::clamp<int64_t>(tiles / (e.group * count), 1, 32);
@@ -148,9 +151,9 @@ __global__ void __launch_bounds__(32 * rows_of_delta)
   }
 }
 
-// ---- the portable kernels: tiles in scratch are float, row-major; a CTA forms 64 x 64 numbers ---------------------------------------
+// ---- the plain kernels: tiles in scratch are float, row-major; a CTA forms 64 x 64 numbers ---------------------------------------
 
-constexpr int side = 64, depth = 16, portable_threads = 256, parts_of_block = backward_block / side;
+constexpr int side = 64, depth = 16, plain_threads = 256, parts_of_block = backward_block / side;
 
 struct Operands {
   float a[depth][side + 4], b[depth][side + 4];
@@ -173,7 +176,7 @@ __device__ void multiply(const Operands& x, float (&acc)[4][4]) {
 template <class T>
 __device__ void load_rows(float (&to)[depth][side + 4], const T* from, int64_t stride, int first, int num_tokens,
                           int column, int head_dim) {
-  for (int i = threadIdx.x; i < side * depth; i += portable_threads) {
+  for (int i = threadIdx.x; i < side * depth; i += plain_threads) {
     const int row = i / depth, k = i % depth;
     const bool inside = first + row < num_tokens && column + k < head_dim;
     to[k][row] = inside ? to_float(from[(first + row) * stride + column + k]) : 0;
@@ -181,8 +184,7 @@ __device__ void load_rows(float (&to)[depth][side + 4], const T* from, int64_t s
 }
 
 template <class T>
-__global__ void __launch_bounds__(portable_threads)
-    portable_scores(const BackwardArgs args, const BackwardRound round) {
+__global__ void __launch_bounds__(plain_threads) plain_scores(const BackwardArgs args, const BackwardRound round) {
   __shared__ Operands x;
   int t = blockIdx.x;
   const int k_part = t % parts_of_block, q_part = t / parts_of_block % parts_of_block;
@@ -233,8 +235,7 @@ __global__ void __launch_bounds__(portable_threads)
 
 // blockIdx.y: columns. blockIdx.x: dV and dK of each K/V head and 64 keys, then dQ of each head and 64 queries.
 template <class T>
-__global__ void __launch_bounds__(portable_threads)
-    portable_products(const BackwardArgs args, const BackwardRound round) {
+__global__ void __launch_bounds__(plain_threads) plain_products(const BackwardArgs args, const BackwardRound round) {
   __shared__ Operands x;
   const int k_parts = round.k_count * parts_of_block, q_parts = round.q_count * parts_of_block;
   const int num_kv = 2 * round.kv_count * k_parts;
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(portable_threads)
       const int first = (is_dq ? k_block : round.q_begin + q) * backward_block;
       for (int k0 = 0; k0 < backward_block; k0 += depth) {
         __syncthreads();
-        for (int i = threadIdx.x; i < side * depth; i += portable_threads) {
+        for (int i = threadIdx.x; i < side * depth; i += plain_threads) {
           const int k = is_dq ? i % depth : i / side, m = is_dq ? i / depth : i % side, n = i % side,
                     row = first + k0 + i / side;
           x.a[k][m] =
@@ -292,16 +293,14 @@ __global__ void __launch_bounds__(portable_threads)
 }
 
 template <class T>
-void run_portable(const Context& ctx, const BackwardArgs& args, const BackwardRound& round) {
+void run_plain(const Context& ctx, const BackwardArgs& args, const BackwardRound& round) {
   const int64_t tiles = static_cast<int64_t>(round.kv_count) * args.group * round.q_count * round.slots;
   const int64_t products =
       parts_of_block * static_cast<int64_t>(round.kv_count) * (2 * round.k_count + args.group * round.q_count);
   const auto columns = static_cast<unsigned>(ceil_div(args.head_dim, side));
-  portable_scores<T>
-      <<<static_cast<unsigned>(tiles * parts_of_block * parts_of_block), portable_threads, 0, stream_of(ctx)>>>(args,
-                                                                                                                round);
-  portable_products<T>
-      <<<dim3(static_cast<unsigned>(products), columns), portable_threads, 0, stream_of(ctx)>>>(args, round);
+  plain_scores<T><<<static_cast<unsigned>(tiles * parts_of_block * parts_of_block), plain_threads, 0, stream_of(ctx)>>>(
+      args, round);
+  plain_products<T><<<dim3(static_cast<unsigned>(products), columns), plain_threads, 0, stream_of(ctx)>>>(args, round);
   check_launch("attention_backward");
 }
 
@@ -310,18 +309,22 @@ void run_portable(const Context& ctx, const BackwardArgs& args, const BackwardRo
 void attention_backward(Context& ctx, const AttentionBackward& args) {
   const AttentionShape& shape = args.shape;
   const int64_t N = args.spans.num_tokens(), H = shape.num_heads, K = shape.num_kv_heads, D = shape.head_dim;
-  const Extent extent{.heads = H, .kv_heads = K, .group = H / K, .blocks = ceil_div(N, backward_block)};
+  Extent extent{.heads = H, .kv_heads = K, .group = H / K, .blocks = ceil_div(N, backward_block)};
   const auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-  const bool hopper = facts_of(ctx).hopper() && args.q.dtype == DType::bf16 &&
+  const bool tensor = args.q.dtype == DType::bf16 &&
                       (ctx.counting() || (aligned(args.q) && aligned(args.k) && aligned(args.v) && aligned(args.do_) &&
                                           aligned(args.dq) && aligned(args.dk) && aligned(args.dv)));
-  const bool narrow = hopper && backward_narrow_takes(D), wide = hopper && !narrow && BackwardSm90::takes(D);
-  const int64_t tile_bytes = backward_tile * (wide ? 2 : 4),
-                tiles = narrow ? 0 : scratch_tiles(extent, shape.window, 2 * tile_bytes);
+  const bool hopper = tensor && facts_of(ctx).hopper();
+  const bool narrow = hopper && backward_narrow_takes(D), wide = hopper && !narrow && BackwardSm90::takes(D),
+             portable = tensor && !narrow && !wide && portable_backward_takes(D),
+             portable_narrow = portable && portable_backward_narrow_of(D) != nullptr;
+  const int64_t tile_bytes = backward_tile * (wide || portable ? 2 : 4), p_bytes = portable_narrow ? 0 : tile_bytes,
+                tiles = narrow ? 0 : scratch_tiles(extent, shape.window, tile_bytes + p_bytes);
+  if (portable_narrow) extent.round_blocks = 8;  // blocks of keys go side by side, and must fill the device
   const int64_t padded = extent.blocks * backward_block;
 
   ArenaScope scope(ctx.arena);
-  auto* const p = scope.array<std::byte>(tiles * tile_bytes);
+  auto* const p = scope.array<std::byte>(tiles * p_bytes);
   auto* const ds = scope.array<std::byte>(tiles * tile_bytes);
   auto* const turns = scope.array<int>(narrow ? backward_narrow_turns(N, H, K, D) : 0);
   auto* const lse2 = scope.array<float>(H * padded);
@@ -374,9 +377,14 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
   if (wide) {
     const BackwardSm90 kernels(ctx, kernel_args);
     for_rounds(extent, first, tiles, [&](const BackwardRound& round) { kernels.run(round); });
+  } else if (portable) {
+    for_rounds(extent, first, tiles, [&](const BackwardRound& round) {
+      if (portable_narrow) backward_narrow_portable(ctx, kernel_args, round);
+      else backward_portable(ctx, kernel_args, round);
+    });
   } else {
     with_type(args.q.dtype, [&]<class T>() {
-      for_rounds(extent, first, tiles, [&](const BackwardRound& round) { run_portable<T>(ctx, kernel_args, round); });
+      for_rounds(extent, first, tiles, [&](const BackwardRound& round) { run_plain<T>(ctx, kernel_args, round); });
     });
   }
 }

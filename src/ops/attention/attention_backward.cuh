@@ -1,4 +1,4 @@
-// The backward pass of attention on CUDA; shared by its portable and its Hopper kernels.
+// The backward pass of attention on CUDA; shared by its plain, portable and Hopper kernels.
 //
 // In rounds with a bounded scratch: a round is a rectangle of (query blocks) x (key blocks) of some K/V heads. A first kernel computes S and
 // dP of its visible tiles of 128 x 128 and stores P and dS in scratch; a second one forms the three products
@@ -56,6 +56,12 @@ __device__ inline Sight sight_of(const BackwardRound& round, const AttentionMask
   return mask.sight(merge(mask.block(q_block * parts), mask.block(q_block * parts + 1)),
                     merge(mask.block(k_block * parts), mask.block(k_block * parts + 1)));
 }
+
+// A round on mma.sync: bf16, head dimensions of portable_backward_takes() (attention_portable.h), tensors at multiples of 16 bytes; tiles are bf16.
+// attention_backward_portable.cu.
+void backward_portable(const Context& ctx, const BackwardArgs& args, const BackwardRound& round);
+// The same for portable_backward_narrow_of(): tiles of dS alone, as [keys, queries]. attention_backward_narrow_portable.cu.
+void backward_narrow_portable(const Context& ctx, const BackwardArgs& args, const BackwardRound& round);
 
 // Kernels for bf16 and head dimensions that are multiples of 64; attention_backward_sm90.cu. The maps are made once for all rounds.
 class BackwardSm90 {

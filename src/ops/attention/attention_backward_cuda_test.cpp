@@ -1,4 +1,4 @@
-// attention_backward on CUDA where its Hopper kernels run: bf16, head dimensions 64 to 512. o and lse come from the reference, so that
+// attention_backward on CUDA where it runs on tensor cores: bf16, head dimensions 40 to 512. o and lse come from the reference, so that
 // nothing here depends on the forward pass.
 #include <doctest/doctest.h>
 
@@ -33,6 +33,14 @@ const Case cases[] = {
     {"D 64, whole blocks", heads(2, 2, 64, 0.125F), {{-1, 512}}},
     {"D 64, window", heads(2, 1, 64, 0.125F, 70), {{-1, 601}}},
     {"D 64, packing", heads(2, 1, 64, 0.125F), {{-1, 100}, {-1, 7}, {-1, 128}, {-1, 1}, {-1, 290}}},
+    {"D 40, GQA", heads(4, 2, 40, 0.16F), {{-1, 300}}},
+    {"D 72, packing, window", heads(2, 1, 72, 0.12F, 60), {{-1, 100}, {-1, 7}, {-1, 128}, {-1, 1}, {-1, 90}}},
+    {"D 80, odd tail, GQA", heads(6, 2, 80, 0.112F), {{-1, 333}}},
+    {"D 80, window, softcap", heads(2, 2, 80, 0.2F, 70, 3.0F), {{-1, 420}}},
+    {"D 96, GQA 4", heads(4, 1, 96, 0.102F), {{-1, 391}}},
+    {"D 96, deep tree, window",
+     heads(2, 1, 96, 0.102F, 75),
+     {{-1, 50}, {0, 60}, {0, 5}, {1, 70}, {3, 1}, {2, 90}, {4, 220}}},
     {"D 128, 127 tokens", heads(2, 1, 128, 0.0884F), {{-1, 127}}},
     {"D 128, 129 tokens", heads(2, 1, 128, 0.0884F), {{-1, 129}}},
     {"D 128, GQA 4", heads(8, 2, 128, 0.0884F), {{-1, 391}}},
@@ -103,7 +111,7 @@ TEST_CASE("attention_backward on CUDA: any number of tokens") {
     CAPTURE(N);
     check_backward(attention_problem(heads(2, 1, 64, 0.125F, N % 2 == 0 ? 0 : N / 2 + 1), Spans::one(N)), context);
   }
-  for (int64_t D : {256, 512}) {
+  for (int64_t D : {80, 128, 256, 512}) {
     for (int64_t N : {17, 257, 449}) {
       CAPTURE(D);
       CAPTURE(N);
@@ -117,7 +125,7 @@ TEST_CASE(
     "attention_backward on CUDA: a token that sees itself only has a gradient of v, and of q and k but rounding") {
   if (!on_cuda()) return;
   TestContext context(detect_isa());
-  for (int64_t D : {64, 128, 256, 512}) {
+  for (int64_t D : {64, 80, 128, 256, 512}) {
     const AttentionProblem p = attention_problem(heads(2, 2, D, 0.1F), Spans({{-1, 1}, {-1, 1}}));
     AttentionRun run(p, DType::bf16);
     AttentionValues<float> plain;
@@ -166,6 +174,7 @@ TEST_CASE("attention_backward on CUDA: long sequences, in rounds") {
   const Long problems[] = {
       {heads(32, 8, 128, 0.0884F), {{-1, 2600}}},
       {heads(32, 4, 64, 0.125F), {{-1, 1400}, {0, 500}, {0, 600}, {-1, 300}}},
+      {heads(32, 8, 96, 0.102F, 700), {{-1, 2600}}},
       {heads(32, 16, 256, 0.0625F, 300), {{-1, 2501}}},
       {heads(32, 4, 256, 0.0625F), {{-1, 2100}}},
       {heads(32, 8, 512, 0.0442F), {{-1, 2060}}},

@@ -1,18 +1,19 @@
-// attention_forward on CUDA: which kernel, and the portable one. It takes any head_dim and dtype: a block of 32 queries of one head and 256
+// attention_forward on CUDA: which kernel, and the plain one, for float32 and odd head dimensions. It takes any head_dim and dtype: a block of 32 queries of one head and 256
 // columns of its output walks blocks of 32 keys; wider heads compute their scores once for every 256 columns.
+#include "ops/attention/attention_forward_portable.cuh"
 #include "ops/attention/attention_forward_sm90.cuh"
 
 namespace sluice::cuda {
 
 namespace {
 
-constexpr int portable_threads = 256;
+constexpr int plain_threads = 256;
 constexpr int tile_rows = 32, tile_keys = 32, tile_columns = 256, tile_depth = 32;
-constexpr int rows_of_warp = tile_rows / (portable_threads / 32);
+constexpr int rows_of_warp = tile_rows / (plain_threads / 32);
 constexpr int columns_of_lane = tile_columns / 32;
 
 template <class T>
-struct PortableParams {
+struct PlainParams {
   AttentionMask mask;
   int32_t query_begin, num_queries, num_heads, num_kv_heads, head_dim;
   float scale, softcap;
@@ -26,12 +27,12 @@ template <class T>
 __device__ void load_part(float (&to)[tile_rows][tile_depth + 1], const T* from, int64_t stride, int32_t first,
                           int32_t rows, int32_t column, int32_t columns) {
   const int32_t c = static_cast<int32_t>(threadIdx.x % tile_depth);
-  for (int32_t r = static_cast<int32_t>(threadIdx.x / tile_depth); r < tile_rows; r += portable_threads / tile_depth)
+  for (int32_t r = static_cast<int32_t>(threadIdx.x / tile_depth); r < tile_rows; r += plain_threads / tile_depth)
     to[r][c] = first + r < rows && column + c < columns ? to_float(from[(first + r) * stride + column + c]) : 0.0F;
 }
 
 template <class T>
-__global__ void __launch_bounds__(portable_threads) portable_kernel(const __grid_constant__ PortableParams<T> p) {
+__global__ void __launch_bounds__(plain_threads) plain_kernel(const __grid_constant__ PlainParams<T> p) {
   __shared__ float q_part[tile_rows][tile_depth + 1], k_part[tile_keys][tile_depth + 1];
   __shared__ float v_part[tile_keys][tile_columns];
   const int32_t D = p.head_dim, warp = static_cast<int32_t>(threadIdx.x / 32),
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(portable_threads) portable_kernel(const __grid
         for (int r = 0; r < rows_of_warp; ++r) s[r] = fmaf(q_part[warp * rows_of_warp + r][d], k_part[lane][d], s[r]);
       }
     }
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < tile_keys * tile_columns; i += portable_threads) {
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < tile_keys * tile_columns; i += plain_threads) {
       const int32_t r = i / tile_columns, c = i % tile_columns;
       if (c < columns) v_part[r][c] = begin + r < end ? to_float(v[(begin + r) * kv_stride + c]) : 0.0F;
     }
@@ -119,28 +120,28 @@ __global__ void __launch_bounds__(portable_threads) portable_kernel(const __grid
 }
 
 template <class T>
-void forward_portable(Context& ctx, const AttentionForward& args, const AttentionMask& mask) {
+void forward_plain(Context& ctx, const AttentionForward& args, const AttentionMask& mask) {
   const AttentionShape& s = args.shape;
-  const PortableParams<T> params{.mask = mask,
-                                 .query_begin = static_cast<int32_t>(args.query_begin),
-                                 .num_queries = static_cast<int32_t>(args.q.shape[0]),
-                                 .num_heads = static_cast<int32_t>(s.num_heads),
-                                 .num_kv_heads = static_cast<int32_t>(s.num_kv_heads),
-                                 .head_dim = static_cast<int32_t>(s.head_dim),
-                                 .scale = s.scale,
-                                 .softcap = s.softcap,
-                                 .q = static_cast<const T*>(args.q.data),
-                                 .k = static_cast<const T*>(args.k.data),
-                                 .v = static_cast<const T*>(args.v.data),
-                                 .o = static_cast<T*>(args.o.data),
-                                 .lse = args.lse.as<float>()};
+  const PlainParams<T> params{.mask = mask,
+                              .query_begin = static_cast<int32_t>(args.query_begin),
+                              .num_queries = static_cast<int32_t>(args.q.shape[0]),
+                              .num_heads = static_cast<int32_t>(s.num_heads),
+                              .num_kv_heads = static_cast<int32_t>(s.num_kv_heads),
+                              .head_dim = static_cast<int32_t>(s.head_dim),
+                              .scale = s.scale,
+                              .softcap = s.softcap,
+                              .q = static_cast<const T*>(args.q.data),
+                              .k = static_cast<const T*>(args.k.data),
+                              .v = static_cast<const T*>(args.v.data),
+                              .o = static_cast<T*>(args.o.data),
+                              .lse = args.lse.as<float>()};
   const dim3 grid(static_cast<unsigned>(ceil_div(args.q.shape[0], tile_rows)), static_cast<unsigned>(s.num_heads),
                   static_cast<unsigned>(ceil_div(s.head_dim, tile_columns)));
-  portable_kernel<T><<<grid, portable_threads, 0, stream_of(ctx)>>>(params);
+  plain_kernel<T><<<grid, plain_threads, 0, stream_of(ctx)>>>(params);
   check_launch("attention_forward");
 }
 
-bool for_tma(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+bool at_16_bytes(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
 }  // namespace
 
@@ -151,14 +152,18 @@ void attention_forward(Context& ctx, const AttentionForward& args) {
   if (ctx.counting()) return;
 
   const int64_t D = args.shape.head_dim;
-  const bool aligned = for_tma(args.q) && for_tma(args.k) && for_tma(args.v) && for_tma(args.o);
-  const bool hopper = facts_of(ctx).hopper() && args.q.dtype == DType::bf16 && aligned;
+  const bool aligned = at_16_bytes(args.q) && at_16_bytes(args.k) && at_16_bytes(args.v) && at_16_bytes(args.o);
+  const bool tensor = args.q.dtype == DType::bf16 && aligned, hopper = tensor && facts_of(ctx).hopper();
   if (hopper && (D == 64 || D == 128 || D == 256)) {
     forward_narrow(ctx, args, mask, next_tile);
   } else if (hopper && D == 512) {
     forward_wide(ctx, args, mask);
+  } else if (tensor && portable_forward_of(D) != nullptr) {
+    forward_portable(ctx, args, mask);
+  } else if (tensor && D == PortableForwardWide{}.head_dim) {
+    forward_wide_portable(ctx, args, mask);
   } else {
-    with_type(args.q.dtype, [&]<class T> { forward_portable<T>(ctx, args, mask); });
+    with_type(args.q.dtype, [&]<class T> { forward_plain<T>(ctx, args, mask); });
   }
 }
 

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(narrow_threads, 1)
       if (lane == 0) next_tile = static_cast<int32_t>(gridDim.x) + atomicAdd(p.next_tile, 1);
       const ForwardTile t = tile_at(p.tiles, tile);
       const int kv_head = t.first_head / p.group;
-      KeyBlocks<keys, plain> blocks(p, t.first_query);
+      KeyBlocks<keys, plain> blocks(p.mask, p.query_begin + t.first_query, p.last_token(t.first_query));
       const auto load_k = [&](KeyBlock block) {
         barrier_wait(&signals.k_empty[k.stage], k.parity ^ 1);
         if (lane == 0) {

@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(wide_threads, 1)
         ForwardTile t = tile_at(p.tiles, tile);
         t.first_head += static_cast<int32_t>(rank) * p.tiles.heads;
         const int kv_head = t.first_head / p.group;
-        KeyBlocks<wide_keys, plain> blocks(p, t.first_query);
+        KeyBlocks<wide_keys, plain> blocks(p.mask, p.query_begin + t.first_query, p.last_token(t.first_query));
         const auto load_keys = [&](KeyBlock block) {
           for (int i = 0; i < chunks; ++i) {
             barrier_wait(&signals.empty[i], parity);

@@ -41,13 +41,14 @@ const DeviceFacts& facts(int index) {
     check_cuda(cudaSetDevice(index), "choosing a CUDA device");
     cudaDeviceProp properties{};
     check_cuda(cudaGetDeviceProperties(&properties, index), "asking a CUDA device what it is");
-    check(properties.major >= 8, ErrorCode::device,
-          std::string(properties.name) + " has compute capability " + std::to_string(properties.major) + "." +
-              std::to_string(properties.minor) + "; the CUDA backend needs 8.0 or later, use device: cpu");
     DeviceFacts& f = all[static_cast<size_t>(index)];
     f.index = index;
-    f.major = properties.major;
-    f.minor = properties.minor;
+    try {
+      f.path = kernel_path(capability(properties.major, properties.minor));
+    } catch (Error& e) {
+      e.while_doing(properties.name);
+      throw;
+    }
     f.num_multiprocessors = properties.multiProcessorCount;
     f.shared_bytes_per_block = static_cast<int64_t>(properties.sharedMemPerBlockOptin);
     check_cuda(cudaStreamCreateWithFlags(&f.stream, cudaStreamNonBlocking), "making a CUDA stream");
@@ -111,7 +112,7 @@ const DeviceFacts& facts_of(const Context& ctx) {
   if (ctx.counting()) {
     static const bool has_devices = count_devices() > 0;
     static const DeviceFacts h200{
-        .major = 9, .minor = 0, .num_multiprocessors = 132, .shared_bytes_per_block = 227 << 10};
+        .path = kernel_path(capability(9, 0)), .num_multiprocessors = 132, .shared_bytes_per_block = 227 << 10};
     if (!has_devices) return h200;
   }
   return facts(ctx.device.index);

@@ -21,6 +21,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "core/kernel_path.h"
 #include "core/tensor.h"
 
 // The symbol by which SLUICE_DISPATCH finds a backend function in libsluice_cuda.so.
@@ -44,12 +45,12 @@ inline void check_launch(const char* what) { check_cuda(cudaGetLastError(), what
 // Facts of the device that a launch asks for; read once. Makes the context's device current for the calling thread.
 struct DeviceFacts {
   int index = 0;
-  int major = 0, minor = 0;  // compute capability
+  KernelPath path = KernelPath::portable;
   int num_multiprocessors = 0;
   int64_t shared_bytes_per_block = 0;  // the most that a block can ask for
   cudaStream_t stream = nullptr;       // where all work of the device runs
-  // Whether wgmma and TMA kernels (built for sm_90a) run here.
-  bool hopper() const { return major == 9; }
+  // Whether wgmma and TMA kernels (built for sm_90a) are to run here.
+  bool hopper() const { return path == KernelPath::sm90; }
 };
 const DeviceFacts& facts_of(const Context& ctx);
 inline cudaStream_t stream_of(const Context& ctx) { return facts_of(ctx).stream; }

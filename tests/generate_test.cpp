@@ -87,7 +87,7 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   const ChatTemplate saved =
       ChatTemplate::from_source(read_whole_file(last / "chat_template.jinja"), "<|endoftext|>", "<|im_end|>");
   const std::vector<ChatMessage> prompt = {{"user", "say hello"}};
-  const Sample sample = make_sample(R"({"prompt":"say hello","completion":"hi"})", text, true);
+  const Sample sample = make_sample(R"({"prompt":"say hello","completion":"hi"})", text);
   const auto ids = text.tokenizer.encode(saved.render(prompt, true).text, {.add_special = true}).ids;
   REQUIRE(sample.ids.size() > ids.size());
   CHECK(std::equal(ids.begin(), ids.end(), sample.ids.begin()));
@@ -104,8 +104,7 @@ TEST_CASE("model text: a template that is not known is refused where it is neede
   CHECK_FALSE(text.chat.has_value());
   CHECK_THROWS_WITH_AS(text.need_chat(), doctest::Contains("mystery"), Error);
   // Not silently as ready text: the model has a template.
-  CHECK_THROWS_WITH_AS(make_sample(R"({"prompt":"a","completion":"b"})", text, true), doctest::Contains("mystery"),
-                       Error);
+  CHECK_THROWS_WITH_AS(make_sample(R"({"prompt":"a","completion":"b"})", text), doctest::Contains("mystery"), Error);
   write_text(run.folder / "known.jinja", chatml);
   text.use_template((run.folder / "known.jinja").string());
   CHECK(text.need_chat().name() == "chatml");

@@ -233,10 +233,76 @@ TEST_CASE("FieldD3_labels: rows whose answers are cut away end the run with the 
   for (int i = 0; i < 8; ++i) rows += Json({{"prompt", std::string(300, 'x')}, {"completion", "yes"}}).dump() + "\n";
   write_text(run.folder / "data/train.jsonl", rows);
   run.config.max_seq_length = 200;
-  run.config.truncate = true;
+  run.config.truncate = "true";
   const std::string message = message_of(run.config);
   CHECK(message.find("max_seq_length") != std::string::npos);
   CHECK_FALSE(fs::exists(fs::path(run.config.adapter_path) / "last"));
+}
+
+// The oracle of weights: a row of weight 2 is that row twice, one of weight 0 is no row, and a factor on all weights changes nothing.
+TEST_CASE("training: weights of rows and messages are those of a mean: loss, gradient and validation") {
+  TinyRun run;
+  run.config.max_steps = 3;
+  run.config.shuffle = false;
+  run.config.precision = "fp32";
+  const auto row = [](const std::string& answer, double weight) {
+    return Json({{"messages",
+                  {{{"role", "user"}, {"content", "say " + answer}},
+                   {{"role", "assistant"}, {"content", answer}, {"weight", weight}}}}})
+               .dump() +
+           "\n";
+  };
+  const auto train_on = [&](const char* name, const std::string& rows, int64_t batch_size) {
+    TrainConfig config = run.into(name);
+    config.data = (run.folder / name).string() + ".data";
+    config.batch_size = batch_size;
+    for (const char* file : {"train.jsonl", "valid.jsonl"}) write_text(fs::path(config.data) / file, rows);
+    Heard heard;
+    train(config, heard);
+    const LoadedAdapter adapter =
+        load_adapter((fs::path(config.adapter_path) / "last").string(), load_model(config.model)->config);
+    return std::pair(heard, adapter.flat);
+  };
+  const std::string one = "first answer", two = "another, longer one", no = "not this";
+  const auto [plain, expected] = train_on("twice", row(one, 1) + row(one, 1) + row(two, 1), 3);
+  const auto close = [&](const Heard& heard, const auto& flat) {
+    for (size_t i = 0; i < plain.reports.size(); ++i)
+      CHECK(heard.reports[i].loss == doctest::Approx(plain.reports[i].loss).epsilon(1e-5));
+    for (size_t i = 0; i < plain.evals.size(); ++i)
+      CHECK(heard.evals[i].loss == doctest::Approx(plain.evals[i].loss).epsilon(1e-5));
+    REQUIRE(flat.size() == expected.size());
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < flat.size(); ++i) {
+      difference += std::pow(static_cast<double>(flat[i]) - static_cast<double>(expected[i]), 2);
+      size += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    CHECK(std::sqrt(difference / size) < 1e-3);  // Adam's first steps are signs: rounding of a tiny gradient shows
+  };
+  const auto [weighed, weighed_flat] = train_on("weighed", row(one, 2) + row(two, 1), 2);
+  close(weighed, weighed_flat);
+  const auto [scaled, scaled_flat] = train_on("scaled", row(one, 0.5) + row(no, 0) + row(two, 0.25), 2);
+  close(scaled, scaled_flat);
+  const auto [unweighed, unweighed_flat] = train_on("unweighed", row(one, 1) + row(two, 1), 2);
+  CHECK(unweighed.reports[0].loss != doctest::Approx(plain.reports[0].loss).epsilon(1e-5));
+}
+
+TEST_CASE("training: valid_fraction holds out the same rows after a resume, and is refused beside valid.jsonl") {
+  TinyRun run;
+  fs::remove(run.folder / "data/valid.jsonl");
+  std::string rows;
+  for (int i = 0; i < 40; ++i)
+    rows += Json({{"prompt", "say " + std::to_string(i)}, {"completion", std::to_string(i)}}).dump() + "\n";
+  write_text(run.folder / "data/train.jsonl", rows);
+  run.config.valid_fraction = 0.25;
+  run.config.max_steps = 4;
+  Heard whole;
+  train(run.config, whole);
+  const Json report = Json::parse(read_whole_file(fs::path(run.config.adapter_path) / "data_report.json"));
+  CHECK(report["train"]["rows_kept"].get<int>() + report["valid"]["rows_kept"].get<int>() == 40);
+  CHECK(report["train"]["rows_of_other_part"] == report["valid"]["rows_kept"]);
+  CHECK_FALSE(whole.evals.empty());
+  write_text(run.folder / "data/valid.jsonl", rows);
+  CHECK(message_of(run.into("both")).find("valid_fraction is given") != std::string::npos);
 }
 
 TEST_CASE("FieldU13_start: the phases before the first step are told, and the first step is reported at once") {

@@ -78,7 +78,9 @@ void eval_chunk(const Options& o) {
 
 void eval_loss(const Options& o) {
   Loaded loaded(o);
-  const Dataset data = read_dataset(o.data, loaded.text, {.max_seq_length = o.max_seq_length, .mask_prompt = !o.full});
+  const Dataset data = read_dataset(
+      o.data, loaded.text,
+      {.max_seq_length = o.max_seq_length, .train_on = o.full ? TrainOn::everything : TrainOn::all_answers});
   fmt::print("{}\n", data.report.summary());
   Schedule schedule = Schedule::uniform(loaded.model->config.num_layers, 1, Level::input);
   std::vector<float> hits;
@@ -93,13 +95,18 @@ void eval_loss(const Options& o) {
   Arena counting = Arena::counting(loaded.model->device);
   for (const Sample& sample : data.samples) logps(counting, pack({&sample}));
   Arena arena = Arena::allocate(loaded.model->device, counting.peak());
-  double sum = 0;
+  double sum = 0, weight = 0;
   int64_t tokens = 0, right = 0;
   for (const Sample& sample : data.samples) {
-    for (float logp : logps(arena, pack({&sample}))) sum -= static_cast<double>(logp), ++tokens;
+    const Batch batch = pack({&sample});
+    const std::vector<float> values = logps(arena, batch);
+    for (size_t m = 0; m < values.size(); ++m)
+      sum -= static_cast<double>(batch.weights[m]) * static_cast<double>(values[m]);
+    weight += batch.total_weight();
+    tokens += batch.num_targets();
     for (float hit : hits) right += hit > 0 ? 1 : 0;
   }
-  const double loss = sum / static_cast<double>(tokens);
+  const double loss = sum / weight;
   const double accuracy = static_cast<double>(right) / static_cast<double>(tokens);
   fmt::print("loss {:.4f}  perplexity {:.4f}  token accuracy {:.4f}  over {} tokens of {} rows\n", loss, std::exp(loss),
              accuracy, tokens, data.samples.size());

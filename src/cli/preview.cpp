@@ -1,11 +1,13 @@
 // sluice preview: what a run would be trained on.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 
 #include "cli/command.h"
+#include "cli/preview_html.h"
 #include "data/preference.h"
 #include "io/weight_source.h"
 
@@ -14,11 +16,24 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string model, data;
+  std::string model, data, truncate = "false", train_on = "all", color = "auto", html, chat_template;
   int64_t row = 1;
   DatasetOptions rules;
   bool full = false, pairs = false;
 };
+
+// Learned text in green, the more of it the brighter; else in ⟦ ⟧.
+std::string shown(const Options& o, const Sample& sample, const ModelText& text) {
+  const bool color = o.color == "always" || (o.color == "auto" && ::isatty(STDOUT_FILENO) == 1);
+  if (!color) return preview(sample, text.tokenizer);
+  std::string result;
+  for (const Stretch& part : stretches(sample, text.tokenizer)) {
+    if (part.weight == 0) result += part.text;
+    else result += fmt::format("\x1b[{}m{}\x1b[0m", part.weight < 1 ? "32" : "1;32", part.text);
+    if (part.weight > 0 && part.weight != 1) result += fmt::format("\x1b[2m×{}\x1b[0m", part.weight);
+  }
+  return result;
+}
 
 void preview_pair(const Options& o, const ModelText& text) {
   const PreferenceData data = read_preferences(o.data, text, o.rules);
@@ -28,27 +43,52 @@ void preview_pair(const Options& o, const ModelText& text) {
         fmt::format("row {} of {} is not trained on: it is not there, or was dropped\n{}", o.row, o.data,
                     data.report.summary()));
   for (const auto& [name, sample] : {std::pair{"chosen", &pair->chosen}, std::pair{"rejected", &pair->rejected}}) {
-    fmt::print("{}, {} tokens, {} of them supervised, shown in ⟦ ⟧\n{}\n\n", name, sample->ids.size(),
-               sample->num_targets(), preview(*sample, text.tokenizer));
+    fmt::print("{}, {} tokens, {} of them supervised\n{}\n\n", name, sample->ids.size(), sample->num_targets(),
+               shown(o, *sample, text));
   }
   fmt::print("row {}: the first {} tokens are shared and computed once\n{}\n", o.row, pair->shared,
              data.report.summary());
 }
 
-void preview_row(Options o) {
-  o.rules.mask_prompt = !o.full;
-  const std::unique_ptr<WeightSource> source = open_model(o.model, {.allow_header_only = true});
-  const ModelText text = load_model_text(*source);
-  if (o.pairs) return preview_pair(o, text);
-  const Sample sample = read_sample(o.data, o.row, text, o.rules.mask_prompt);
+void preview_row(const Options& o, const ModelText& text) {
+  const Sample sample = read_sample(o.data, o.row, text, o.rules.train_on);
   const auto length = static_cast<int64_t>(sample.ids.size());
-  fmt::print("{}\n", preview(sample, text.tokenizer));
-  fmt::print("\nrow {}: {} tokens, {} of them supervised, shown in ⟦ ⟧", o.row, length, sample.num_targets());
-  if (length > o.rules.max_seq_length) {
-    fmt::print("; longer than max_seq_length {}: {}", o.rules.max_seq_length,
-               o.rules.truncate ? "cut at the end" : "dropped");
-  }
+  fmt::print("{}\n", shown(o, sample, text));
+  fmt::print("\nrow {}: {} tokens, {} of them supervised", o.row, length, sample.num_targets());
+  if (length > o.rules.max_seq_length)
+    fmt::print("; longer than max_seq_length {}, and truncate is {}", o.rules.max_seq_length, o.truncate);
   fmt::print("\n{}\n", read_dataset(o.data, text, o.rules).report.summary());
+}
+
+// All rows as they are trained on, in one file.
+void write_html(const Options& o, const ModelText& text) {
+  PreviewPage page(o.html, o.model, text.tokenizer);
+  if (o.pairs) {
+    const PreferenceData data = read_preferences(o.data, text, o.rules);
+    for (const PairSample& pair : data.pairs) {
+      page.add(pair.chosen, fmt::format("row {}, chosen", pair.row));
+      page.add(pair.rejected, fmt::format("row {}, rejected; {} tokens shared", pair.row, pair.shared));
+    }
+    page.finish(data.report);
+  } else {
+    const Dataset data = read_dataset(o.data, text, o.rules);
+    for (const Sample& sample : data.samples) page.add(sample, fmt::format("row {}", sample.row));
+    page.finish(data.report);
+  }
+  fmt::print("{} shows {}\n", o.html, o.data);
+}
+
+void run_preview(Options o) {
+  check(!o.full || o.train_on == "all", ErrorCode::bad_config,
+        "--full trains on every token, --train-on last on the last answer; give one");
+  o.rules.train_on = o.full ? TrainOn::everything : o.train_on == "last" ? TrainOn::last_answer : TrainOn::all_answers;
+  o.rules.truncate = truncate_of(o.truncate);
+  const std::unique_ptr<WeightSource> source = open_model(o.model, {.allow_header_only = true});
+  ModelText text = load_model_text(*source);
+  if (!o.chat_template.empty()) text.use_template(o.chat_template);
+  if (!o.html.empty()) write_html(o, text);
+  else if (o.pairs) preview_pair(o, text);
+  else preview_row(o, text);
 }
 
 }  // namespace
@@ -62,10 +102,17 @@ void add_preview(CLI::App& app) {
   command->add_option("--data", o->data, "a .jsonl file")->required();
   command->add_option("--row", o->row, "line of the file, from 1")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--max-seq-length", o->rules.max_seq_length, "as in training")->capture_default_str();
-  command->add_flag("--truncate", o->rules.truncate, "as in training");
+  command->add_option("--truncate", o->truncate, "as in training: false, true, left or right")
+      ->expected(0, 1)
+      ->default_str("true");
+  command->add_option("--train-on", o->train_on, "as in training")->check(CLI::IsMember({"all", "last"}));
+  command->add_option("--chat-template", o->chat_template, "as in training: a file in place of the model's template");
   command->add_flag("--pairs", o->pairs, "rows of prompt, chosen and rejected");
   command->add_flag("--full", o->full, "every token is supervised (mask_prompt: false)");
-  command->callback([o] { preview_row(*o); });
+  command->add_option("--color", o->color, "learned text in colour; auto: on a terminal, else in ⟦ ⟧")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
+  command->add_option("--html", o->html, "write all rows to this file, a page for a browser");
+  command->callback([o] { run_preview(*o); });
 }
 
 }  // namespace sluice

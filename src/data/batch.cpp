@@ -1,8 +1,12 @@
 #include "data/batch.h"
 
+#include <numeric>
+
 #include "core/error.h"
 
 namespace sluice {
+
+double Batch::total_weight() const { return std::accumulate(weights.begin(), weights.end(), 0.0); }
 
 Batch pack(const std::vector<const Sample*>& samples) {
   SLUICE_ASSERT(!samples.empty());
@@ -19,6 +23,7 @@ Batch pack(const std::vector<const Sample*>& samples) {
       batch.rows.push_back(begin + static_cast<int32_t>(t) - 1);
       batch.targets.push_back(sample.ids[t]);
       batch.groups.push_back(static_cast<int32_t>(group));
+      batch.weights.push_back(sample.weight(t));
     }
   }
   batch.spans = Spans(pieces);

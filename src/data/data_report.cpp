@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 namespace sluice {
 
@@ -23,14 +24,22 @@ Json to_json(const Quantiles& q) {
           {"p90", q.p90},      {"p99", q.p99}, {"max", q.largest}};
 }
 
+constexpr std::array<const char*, 3> names_of_train_on = {"all", "last", "everything"};
+
 }  // namespace
+
+void DataReport::count(const Sample& sample) {
+  tokens += static_cast<int64_t>(sample.ids.size());
+  supervised += sample.num_targets();
+}
 
 Json DataReport::json() const {
   return {{"path", path},
           {"max_seq_length", max_seq_length},
-          {"truncate", truncate},
-          {"mask_prompt", mask_prompt},
+          {"truncate", truncate_names[static_cast<size_t>(truncate)]},
+          {"train_on", names_of_train_on[static_cast<size_t>(train_on)]},
           {"rows_read", rows_read},
+          {"rows_of_other_part", rows_elsewhere},
           {"blank_lines", blank_lines},
           {"kinds", kinds},
           {"row_tokens", to_json(lengths)},
@@ -38,9 +47,15 @@ Json DataReport::json() const {
           {"rows_kept", rows_kept},
           {"rows_too_long", rows_too_long},
           {"rows_cut", rows_cut},
+          {"prompts_cut", prompts_cut},
           {"tokens_cut", tokens_cut},
           {"rows_without_targets", rows_without_targets},
+          {"pairs_equal", pairs_equal},
+          {"pairs_without_shared_prompt", pairs_apart},
+          {"rows_contradicted", rows_contradicted},
           {"rows_rewritten", rows_rewritten},
+          {"answers_without_token", answers_without_token},
+          {"unread_keys", unread_keys},
           {"tokens", tokens},
           {"supervised_tokens", supervised},
           {"ignored_tokens", ignored()},
@@ -54,11 +69,20 @@ std::string DataReport::summary() const {
   text += fmt::format("\n  tokens a row: min {}, 10 % {}, median {}, 90 % {}, 99 % {}, max {}; max_seq_length {}",
                       lengths.smallest, lengths.p10, lengths.median, lengths.p90, lengths.p99, lengths.largest,
                       max_seq_length);
+  if (rows_elsewhere > 0) text += fmt::format("\n  {} rows are of the other part of the file", rows_elsewhere);
   if (rows_too_long > 0) {
+    text +=
+        fmt::format("\n  warning: {} rows dropped, longer than max_seq_length {}{}; raise it to {} to keep all{}",
+                    rows_too_long, max_seq_length,
+                    truncate == Truncate::left || truncate == Truncate::right ? " even with a prompt of one token" : "",
+                    lengths.largest, truncate == Truncate::no ? ", or set truncate: left, right or true" : "");
+  }
+  if (prompts_cut > 0) {
     text += fmt::format(
-        "\n  warning: {} rows dropped, longer than max_seq_length {}; raise it to {} to keep all, or set truncate: "
-        "true",
-        rows_too_long, max_seq_length, lengths.largest);
+        "\n  warning: {} rows have a shorter prompt, to fit max_seq_length {}: {} tokens lost, {} before the answer "
+        "are "
+        "left in the shortest; raise it to {} to lose none",
+        prompts_cut, max_seq_length, tokens_cut, shortest_cut_prompt, lengths.largest);
   }
   if (rows_cut > 0) {
     text += fmt::format("\n  warning: {} rows cut at max_seq_length {}, {} tokens lost; raise it to {} to lose none",
@@ -70,11 +94,30 @@ std::string DataReport::summary() const {
         "tokens",
         rows_without_targets, max_seq_length, prompts.median);
   }
+  if (pairs_equal > 0)
+    text += fmt::format("\n  warning: {} pairs dropped, chosen and rejected are the same tokens", pairs_equal);
+  if (pairs_apart > 0) {
+    text += fmt::format("\n  warning: {} pairs share no prompt; both answers are computed from their first token",
+                        pairs_apart);
+  }
+  if (rows_contradicted > 0)
+    text += fmt::format("\n  warning: {} rows dropped, the same answer has both labels", rows_contradicted);
   if (rows_rewritten > 0) {
     text += fmt::format(
         "\n  warning: in {} rows the chat template changed an answer (white space or reasoning taken out): that text "
         "is trained",
         rows_rewritten);
+  }
+  if (answers_without_token > 0) {
+    text += fmt::format(
+        "\n  warning: of {} answers nothing is learned: the template writes nothing of them, or the row's first token, "
+        "which nothing predicts",
+        answers_without_token);
+  }
+  if (!unread_keys.empty()) {
+    text += "\n  keys that are not read:";
+    for (const auto& [key, rows] : unread_keys) text += fmt::format(" {} ({} rows),", key, rows);
+    text.pop_back();
   }
   return text;
 }

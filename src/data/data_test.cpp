@@ -43,7 +43,7 @@ TEST_CASE("dataset: each assistant turn is supervised, its content and its end-o
                       {{"role", "assistant"}, {"content", "eins"}},
                       {{"role", "user"}, {"content", "two"}},
                       {{"role", "assistant"}, {"content", "zwei"}}}}};
-  const Sample sample = make_sample(row.dump(), chat_model(), true);
+  const Sample sample = make_sample(row.dump(), chat_model());
   CHECK(learned(sample, chat_model()) == "eins<|im_end|>zwei<|im_end|>");
   CHECK(preview(sample, chat_model().tokenizer) ==
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n⟦eins<|im_end|>⟧\n"
@@ -51,14 +51,14 @@ TEST_CASE("dataset: each assistant turn is supervised, its content and its end-o
 }
 
 TEST_CASE("dataset: with mask_prompt false every token but the first is supervised") {
-  const Sample sample = make_sample(messages("q", "r"), chat_model(), false);
+  const Sample sample = make_sample(messages("q", "r"), chat_model(), TrainOn::everything);
   CHECK(sample.num_targets() == static_cast<int64_t>(sample.ids.size()) - 1);
   CHECK(sample.supervised[0] == 0);
 }
 
 TEST_CASE("dataset: strings of prompt and completion are trained as a chat, the same ids as messages") {
-  const Sample pair = make_sample(R"({"prompt":"2+2?","completion":"4"})", chat_model(), true);
-  const Sample chat = make_sample(messages("2+2?", "4"), chat_model(), true);
+  const Sample pair = make_sample(R"({"prompt":"2+2?","completion":"4"})", chat_model());
+  const Sample chat = make_sample(messages("2+2?", "4"), chat_model());
   CHECK(pair.ids == chat.ids);
   CHECK(pair.supervised == chat.supervised);
 }
@@ -69,14 +69,14 @@ TEST_CASE("dataset: answers inside a prompt given as a list are not trained") {
                         "completion":[{"role":"assistant","content":"new"}]})";
   std::string line(row);
   std::replace(line.begin(), line.end(), '\n', ' ');
-  CHECK(learned(make_sample(line, chat_model(), true), chat_model()) == "new<|im_end|>");
+  CHECK(learned(make_sample(line, chat_model()), chat_model()) == "new<|im_end|>");
 }
 
 TEST_CASE(
     "FieldD2_ supervision is by position: the EOS that ends an answer is learned though padding has the same id") {
   REQUIRE(chat_model().tokenizer.pad_id() == chat_model().tokenizer.eos_id());
-  const Sample shorter = make_sample(messages("q", "r"), chat_model(), true),
-               longer = make_sample(messages("a longer question", "r and s"), chat_model(), true);
+  const Sample shorter = make_sample(messages("q", "r"), chat_model()),
+               longer = make_sample(messages("a longer question", "r and s"), chat_model());
   const Batch batch = pack({&shorter, &longer});
   CHECK(batch.num_tokens() == static_cast<int64_t>(shorter.ids.size() + longer.ids.size()));  // no pads
   CHECK(batch.targets[1] == 259);
@@ -85,8 +85,7 @@ TEST_CASE(
   CHECK(std::count(batch.targets.begin(), batch.targets.end(), 259) == 2);
 }
 
-TEST_CASE(
-    "FieldD8_ prompt and completion are one pass of the tokenizer; a token across the seam belongs to the prompt") {
+TEST_CASE("FieldD8_ prompt and completion are one pass of the tokenizer; a token across the seam is learned") {
   struct Seam {
     const char *prompt, *completion;
     const char* learned;
@@ -95,11 +94,11 @@ TEST_CASE(
                            Seam{"line\n", "c", "c<|im_end|>"},      // so does a line end
                            Seam{"say:", " abc", " abc<|im_end|>"},  // " a" would merge, "ab" comes first
                            Seam{"\xE2\x82\xAC", "\xE2\x82\xAC!", "\xE2\x82\xAC!<|im_end|>"},  // three tokens each
-                           Seam{"xa", "bc", "c<|im_end|>"},     // "ab" merges across the seam
-                           Seam{"x ", "ac", "c<|im_end|>"}}) {  // so does " a"
+                           Seam{"xa", "bc", "abc<|im_end|>"},     // "ab" merges across the seam
+                           Seam{"x ", "ac", " ac<|im_end|>"}}) {  // so does " a"
     CAPTURE(seam.prompt);
     const Json row = {{"prompt", seam.prompt}, {"completion", seam.completion}};
-    const Sample sample = make_sample(row.dump(), base_model(), true);
+    const Sample sample = make_sample(row.dump(), base_model());
     CHECK(sample.ids == base_model().tokenizer.encode(std::string(seam.prompt) + seam.completion + "<|im_end|>").ids);
     CHECK(learned(sample, base_model()) == seam.learned);
   }
@@ -110,7 +109,7 @@ TEST_CASE(
   const std::string long_prompt(40, 'x');
   std::string rows;
   for (int i = 0; i < 8; ++i) rows += messages(long_prompt, "yes");
-  for (const bool truncate : {false, true}) {
+  for (const Truncate truncate : {Truncate::no, Truncate::end}) {
     const std::string message = message_of(rows, {.max_seq_length = 32, .truncate = truncate});
     CHECK(contains(message, "none of 8 rows"));
     CHECK(contains(message, "max_seq_length"));
@@ -120,7 +119,7 @@ TEST_CASE(
   const Dataset dropped = read_dataset(mixed.path, chat_model(), {.max_seq_length = 32});
   CHECK(dropped.report.rows_kept == 3);
   CHECK(dropped.report.rows_too_long == 8);
-  const Dataset cut = read_dataset(mixed.path, chat_model(), {.max_seq_length = 32, .truncate = true});
+  const Dataset cut = read_dataset(mixed.path, chat_model(), {.max_seq_length = 32, .truncate = Truncate::end});
   CHECK(cut.report.rows_kept == 3);
   CHECK(cut.report.rows_cut == 8);
   CHECK(cut.report.rows_without_targets == 8);
@@ -130,7 +129,7 @@ TEST_CASE(
 TEST_CASE("FieldD5_ the error says max_seq_length, the median prompt length and a value that works") {
   std::string rows;
   for (int i = 0; i < 5; ++i) rows += messages(std::string(static_cast<size_t>(50 + 10 * i), 'x'), "yes");
-  const std::string message = message_of(rows, {.max_seq_length = 40, .truncate = true});
+  const std::string message = message_of(rows, {.max_seq_length = 40, .truncate = Truncate::end});
   // <|im_start|> "user\n" prompt <|im_end|> "\n" <|im_start|> "assistant\n" comes to 19 tokens around the prompt.
   CHECK(contains(message, "max_seq_length 40"));
   CHECK(contains(message, "the median row has 94 tokens, 89 of them before the first answer"));
@@ -157,10 +156,10 @@ TEST_CASE("FieldU11_ nothing is cut by default: the report has the quantiles of 
 
 TEST_CASE("FieldD10_ cutting at any length leaves whole tokens: what is kept is a prefix of the row's ids") {
   const std::string row = messages("question", "answer");
-  const Sample whole = make_sample(row, chat_model(), true);
+  const Sample whole = make_sample(row, chat_model());
   const File file(row);
   for (int64_t limit = 28; limit <= static_cast<int64_t>(whole.ids.size()); ++limit) {
-    const Dataset data = read_dataset(file.path, chat_model(), {.max_seq_length = limit, .truncate = true});
+    const Dataset data = read_dataset(file.path, chat_model(), {.max_seq_length = limit, .truncate = Truncate::end});
     REQUIRE(data.samples.size() == 1);
     CHECK(std::equal(data.samples[0].ids.begin(), data.samples[0].ids.end(), whole.ids.begin()));
     CHECK(static_cast<int64_t>(data.samples[0].ids.size()) == limit);
@@ -179,11 +178,11 @@ TEST_CASE("FieldD21_ totals of supervised and ignored tokens agree with the prev
 
 TEST_CASE("FieldD21_ any row of a file can be looked at, also one that is dropped, and by its line") {
   const File file("\n" + messages("q", "r") + messages(std::string(100, 'x'), "long"));
-  const Sample sample = read_sample(file.path, 3, chat_model(), true);
+  const Sample sample = read_sample(file.path, 3, chat_model(), TrainOn::all_answers);
   CHECK(sample.row == 3);
   CHECK(contains(preview(sample, chat_model().tokenizer), "⟦long<|im_end|>⟧"));
-  CHECK_THROWS_AS(read_sample(file.path, 4, chat_model(), true), Error);
-  CHECK_THROWS_AS(read_sample(file.path, 1, chat_model(), true), Error);  // the blank line
+  CHECK_THROWS_AS(read_sample(file.path, 4, chat_model(), TrainOn::all_answers), Error);
+  CHECK_THROWS_AS(read_sample(file.path, 1, chat_model(), TrainOn::all_answers), Error);  // the blank line
 }
 
 TEST_CASE("FieldD18_ rows of random length are packed without padding, and the reported waste is that") {
@@ -229,8 +228,6 @@ TEST_CASE("dataset: formats that are not supported yet are refused by name, with
       {R"({"instruction":"i","output":"o"})", "Alpaca data"},
       {R"({"segments":[]})", "segments data"},
       {R"({"text":"t"})", "text data"},
-      {R"({"messages":[{"role":"user","content":"q"}],"tools":[{}]})", "\"tools\" is not supported yet"},
-      {R"({"messages":[{"role":"assistant","content":"q","tool_calls":[]}]})", "messages[0] has \"tool_calls\""},
   };
   for (const auto& [row, message] : rows) {
     CAPTURE(row);
@@ -267,7 +264,7 @@ TEST_CASE("dataset: rows without an answer are dropped and counted, or trained w
   const Dataset masked = read_dataset(file.path, chat_model(), {});
   CHECK(masked.report.rows_kept == 1);
   CHECK(masked.report.rows_without_targets == 1);
-  CHECK(read_dataset(file.path, chat_model(), {.mask_prompt = false}).report.rows_kept == 2);
+  CHECK(read_dataset(file.path, chat_model(), {.train_on = TrainOn::everything}).report.rows_kept == 2);
   CHECK(contains(message_of(silent), "give rows that have an assistant's answer"));
 }
 

@@ -7,19 +7,22 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.h"
 
 namespace sluice {
 
+// Throws Error(bad_file) for a folder, a file that cannot be read, and one whose first bytes are of another kind (Parquet, gzip, CSV …), by its kind.
+void check_jsonl(const std::string& path);
+
 // Calls use(line, number), number from 1, until it returns false; an Error from it gets file and row in front. CRLF and a byte-order mark
-// are taken off. Throws Error(bad_file) when the file cannot be read.
+// are taken off. Throws Error(bad_file) as check_jsonl.
 template <class Use>
 void for_each_line(const std::string& path, const Use& use) {
   constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
-  check(!std::filesystem::is_directory(path), ErrorCode::bad_file, path + " is a folder, needed a .jsonl file");
+  check_jsonl(path);
   std::ifstream file(path, std::ios::binary);
-  check(file.good(), ErrorCode::bad_file, path + " cannot be read; give the path of a .jsonl file");
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
     std::string_view content = line;

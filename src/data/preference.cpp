@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "data/row_keys.h"
 #include "data/row_reader.h"
 
 namespace sluice {
@@ -31,25 +32,48 @@ bool begins_with_answer(const Json& messages) {
   return messages[0].is_object() && messages[0].value("role", Json()) == "assistant";
 }
 
+Json part_of(const Json& list, size_t begin, size_t end) {
+  Json part = Json::array();
+  for (size_t i = begin; i < end; ++i) part.push_back(list[i]);
+  return part;
+}
+
+// A prompt beside whole conversations repeats what they begin with.
+void check_prompt(const Json& row, const Json& common) {
+  if (!row.contains("prompt") || is_empty_value(row["prompt"])) return;
+  const Json& prompt = row["prompt"];
+  const bool said = std::any_of(common.begin(), common.end(), [&](const Json& message) {
+    return message.is_object() && message.value("content", Json()) == prompt;
+  });
+  const bool begins =
+      prompt.is_array() && prompt.size() <= common.size() && part_of(common, 0, prompt.size()) == prompt;
+  if (!said && !begins)
+    refuse_row(
+        "prompt is not what the conversations of chosen and rejected begin with; drop the key, or give only the "
+        "answers as chosen and rejected");
+}
+
 PreferenceRow split(const Json& row) {
   const Json &chosen = row["chosen"], &rejected = row["rejected"];
   if (chosen.is_array() && !(begins_with_answer(chosen) && begins_with_answer(rejected))) {
     size_t common = 0;
     while (common < std::min(chosen.size(), rejected.size()) && chosen[common] == rejected[common]) ++common;
+    // Equal conversations are told by their tokens, like all pairs whose answers are equal.
+    if (common > 1 && chosen == rejected) --common;
     if (common == chosen.size() || common == rejected.size())
       refuse_row("chosen and rejected do not differ in an answer; drop the row");
     if (common == 0)
       refuse_row(
           "chosen and rejected share no message that could be the prompt; needed conversations that begin alike");
-    const auto at = [&](const Json& list, bool tail) {
-      Json part = Json::array();
-      for (size_t i = tail ? common : 0; i < (tail ? list.size() : common); ++i) part.push_back(list[i]);
-      return part;
-    };
-    return {.prompt = at(chosen, false), .chosen = at(chosen, true), .rejected = at(rejected, true)};
+    const Json prompt = part_of(chosen, 0, common);
+    check_prompt(row, prompt);
+    return {.row = row,
+            .prompt = prompt,
+            .chosen = part_of(chosen, common, chosen.size()),
+            .rejected = part_of(rejected, common, rejected.size())};
   }
   if (!row.contains("prompt")) refuse_row(fmt::format("there is no \"prompt\", needed {}", needed));
-  return {.prompt = row["prompt"], .chosen = chosen, .rejected = rejected};
+  return {.row = row, .prompt = row["prompt"], .chosen = chosen, .rejected = rejected};
 }
 
 int64_t shared_tokens(const Sample& a, const Sample& b) {
@@ -59,45 +83,52 @@ int64_t shared_tokens(const Sample& a, const Sample& b) {
   return shared;
 }
 
+PairSample pair_of(std::vector<Sample> samples) {
+  PairSample pair{.chosen = std::move(samples[0]), .rejected = std::move(samples[1])};
+  pair.shared = shared_tokens(pair.chosen, pair.rejected);
+  return pair;
+}
+
+std::pair<DataRow, DataRow> conversations(const PreferenceRow& row) {
+  const auto conversation = [&](const Json& answer, const char* name) {
+    DataRow data = answer_row({.row = row.row, .prompt = row.prompt, .answer = answer, .answer_name = name},
+                              {"prompt", "chosen", "rejected"});
+    refuse_graded_weights(data);
+    return data;
+  };
+  return {conversation(row.chosen, "chosen"), conversation(row.rejected, "rejected")};
+}
+
 class Reader {
  public:
   Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
-      : text_(text), rows_(path, options, data_.report) {}
+      : rows_(path, text, answers_alone(options), data_.report) {}
 
   PreferenceData read() {
     rows_.for_each_row([&](std::string_view text, int64_t number) { line(text, number); });
-    return finish();
-  }
-
- private:
-  void line(std::string_view line, int64_t number) {
-    PairSample pair = make_pair_sample(line, text_);
-    pair.row = pair.chosen.row = pair.rejected.row = number;
-    rows_.count("preference");
-    rows_.measure(static_cast<int64_t>(std::max(pair.chosen.ids.size(), pair.rejected.ids.size())), pair.shared);
-    if (!rows_.keep({&pair.chosen, &pair.rejected})) return;
-    pair.shared = shared_tokens(pair.chosen, pair.rejected);  // of what is left
-    data_.pairs.push_back(std::move(pair));
-  }
-
-  PreferenceData finish() {
-    DataReport& report = data_.report;
     rows_.finish(data_.pairs.size());
-    check(report.rows_kept > 0, ErrorCode::bad_config,
-          fmt::format("{}: none of {} rows can be trained on: {} have a sequence longer than max_seq_length {}, {} an "
-                      "answer without a token{}; "
-                      "set max_seq_length to {} to keep every row ({} for half of them)",
-                      report.path, report.rows_read, report.rows_too_long, report.max_seq_length,
-                      report.rows_without_targets, report.rows_cut > 0 ? " left when cut" : "", report.lengths.largest,
-                      report.lengths.median));
     for (const PairSample& pair : data_.pairs) {
-      report.tokens += pair.num_tokens();
-      report.supervised += pair.chosen.num_targets() + pair.rejected.num_targets();
+      data_.report.tokens += pair.num_tokens();
+      data_.report.supervised += pair.chosen.num_targets() + pair.rejected.num_targets();
     }
     return std::move(data_);
   }
 
-  const ModelText& text_;
+ private:
+  void line(std::string_view line, int64_t number) {
+    auto [chosen, rejected] = conversations(parse_preference(line));
+    std::optional<std::vector<Sample>> samples = rows_.samples({&chosen, &rejected}, "preference", number);
+    if (!samples) return;
+    PairSample pair = pair_of(std::move(*samples));
+    pair.row = number;
+    if (pair.chosen.ids == pair.rejected.ids) {
+      ++data_.report.pairs_equal;
+      return;
+    }
+    if (pair.shared == 0) ++data_.report.pairs_apart;
+    data_.pairs.push_back(std::move(pair));
+  }
+
   PreferenceData data_;
   RowReader rows_;
 };
@@ -154,6 +185,7 @@ class Packer {
     tokens.rows.push_back(static_cast<int32_t>(row));
     tokens.targets.push_back(branch.sample.ids[t]);
     tokens.groups.push_back(branch.pair);
+    tokens.weights.push_back(1);
     batch_.labels.push_back({branch.pair, answer ? branch.part : Part::prompt});
   }
 
@@ -168,13 +200,9 @@ class Packer {
 PreferenceRow parse_preference(std::string_view line) { return split(parse_pair(line)); }
 
 PairSample make_pair_sample(std::string_view line, const ModelText& text) {
-  const PreferenceRow row = parse_preference(line);
-  const auto sample = [&](const Json& answer) {
-    return make_sample(Json({{"prompt", row.prompt}, {"completion", answer}}).dump(), text, true);
-  };
-  PairSample pair{.chosen = sample(row.chosen), .rejected = sample(row.rejected)};
-  pair.shared = shared_tokens(pair.chosen, pair.rejected);
-  return pair;
+  const auto [chosen, rejected] = conversations(parse_preference(line));
+  return pair_of(
+      {tokenise(chosen, text, TrainOn::all_answers).sample, tokenise(rejected, text, TrainOn::all_answers).sample});
 }
 
 PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options) {

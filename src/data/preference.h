@@ -45,7 +45,7 @@ PreferenceData read_preferences(const std::string& path, const ModelText& text, 
 
 // The parts of such a row, each a string or a list of messages. Throws Error(bad_file) without file and row.
 struct PreferenceRow {
-  Json prompt, chosen, rejected;
+  Json row, prompt, chosen, rejected;  // row: all of it
 };
 PreferenceRow parse_preference(std::string_view line);
 

@@ -138,7 +138,7 @@ TEST_CASE(
   }
   const PairSample merged = make_pair_sample(row("xa", "bcd", "cd"), text);
   CHECK(merged.shared == 1);  // "x" alone: the next token is "ab" on one side and "a" on the other
-  CHECK(targets_of(pack_pairs({&merged}, {}), Part::chosen, 0, text) == "cd<|im_end|>");
+  CHECK(targets_of(pack_pairs({&merged}, {}), Part::chosen, 0, text) == "abcd<|im_end|>");
   CHECK(targets_of(pack_pairs({&merged}, {}), Part::rejected, 0, text) == "cd<|im_end|>");
 }
 
@@ -154,7 +154,8 @@ TEST_CASE("preference: branches that share no token become two roots") {
 TEST_CASE("FieldD12_preference: no answer is cut by the length of the other") {
   const std::string prompt = "prompt", chosen(10, 'x'), rejected(900, 'z');
   const File file(row(prompt, chosen, rejected) + "\n");
-  const PreferenceData data = read_preferences(file.path, base_model(), {.max_seq_length = 100, .truncate = true});
+  const PreferenceData data =
+      read_preferences(file.path, base_model(), {.max_seq_length = 100, .truncate = Truncate::end});
   REQUIRE(data.pairs.size() == 1);
   const PairSample& pair = data.pairs[0];
   CHECK(text_of(pair.chosen.ids, base_model()) == prompt + chosen + "<|im_end|>");
@@ -163,8 +164,8 @@ TEST_CASE("FieldD12_preference: no answer is cut by the length of the other") {
   CHECK(data.report.tokens_cut == 807);
   CHECK_THROWS_WITH_AS(read_preferences(file.path, base_model(), {.max_seq_length = 100}),
                        doctest::Contains("set max_seq_length to 907"), Error);
-  CHECK_THROWS_WITH_AS(read_preferences(file.path, base_model(), {.max_seq_length = 6, .truncate = true}),
-                       doctest::Contains("1 an answer without a token"), Error);
+  CHECK_THROWS_WITH_AS(read_preferences(file.path, base_model(), {.max_seq_length = 6, .truncate = Truncate::end}),
+                       doctest::Contains("1 have no supervised token left when cut at max_seq_length 6"), Error);
 }
 
 TEST_CASE("preference: pairs that are too long are dropped and counted, the others kept with their line") {
@@ -188,7 +189,8 @@ TEST_CASE("preference: what cannot be a pair is refused with what is needed") {
   CHECK(message_of(R"({"prompt": "q", "chosen": "a", "rejected": [{"role": "assistant", "content": "b"}]})")
             .find("different kinds") != std::string::npos);
   const Json same = {message("user", "q"), message("assistant", "a")};
-  CHECK(message_of(Json{{"chosen", same}, {"rejected", same}}.dump()).find("do not differ") != std::string::npos);
+  const Json more = {message("user", "q"), message("assistant", "a"), message("user", "r")};
+  CHECK(message_of(Json{{"chosen", same}, {"rejected", more}}.dump()).find("do not differ") != std::string::npos);
   const Json other = {message("user", "r"), message("assistant", "a")};
   CHECK(message_of(Json{{"chosen", same}, {"rejected", other}}.dump()).find("share no message") != std::string::npos);
 }

@@ -2,7 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <array>
+#include <map>
 
 #include "data/row_reader.h"
 
@@ -13,34 +14,51 @@ namespace {
 constexpr const char* needed = "{\"prompt\", \"completion\", \"label\"}, label true or false";
 
 struct Line {
-  Json prompt, completion;
+  DataRow data;
   bool desirable = true;
-  int64_t number = 0;
 };
 
-Line parse_line(std::string_view text, int64_t number) {
+Line parse_line(std::string_view text) {
   const Json row = parse_object(text, needed);
   for (const char* key : {"prompt", "completion", "label"}) {
     if (!row.contains(key)) refuse_row(fmt::format("there is no \"{}\", needed {}", key, needed));
   }
   if (!row["label"].is_boolean())
     refuse_row(fmt::format("label is {}, needed true or false", row["label"].dump(-1, ' ', false).substr(0, 40)));
-  return {row["prompt"], row["completion"], row["label"].get<bool>(), number};
+  Line line{.data = answer_row({.row = row, .prompt = row["prompt"], .answer = row["completion"]},
+                               {"prompt", "completion", "label"}),
+            .desirable = row["label"].get<bool>()};
+  refuse_graded_weights(line.data);
+  return line;
 }
 
-Sample sample_of(const Json& prompt, const Json& completion, int64_t row, const ModelText& text) {
-  Sample sample = make_sample(Json({{"prompt", prompt}, {"completion", completion}}).dump(), text, true);
-  sample.row = row;
-  return sample;
+// The prompt of `line`, as it was kept, with another answer.
+DataRow with_answer(const Line& line, const Line& other) {
+  DataRow data = line.data;
+  data.messages.erase(data.messages.begin() + static_cast<std::ptrdiff_t>(data.first_target), data.messages.end());
+  data.weights.resize(data.first_target);
+  for (size_t i = other.data.first_target; i < other.data.messages.size(); ++i) {
+    data.messages.push_back(other.data.messages[i]);
+    data.weights.push_back(1);
+  }
+  data.plain = data.plain && other.data.plain;
+  return data;
 }
 
-void check_kept(const DataReport& report) {
-  check(report.rows_kept > 0, ErrorCode::bad_config,
-        fmt::format("{}: none of {} rows can be trained on: {} are longer than max_seq_length {}, {} have an answer "
-                    "without a token{}; set max_seq_length to {} to keep every row ({} for half of them)",
-                    report.path, report.rows_read, report.rows_too_long, report.max_seq_length,
-                    report.rows_without_targets, report.rows_cut > 0 ? " left when cut" : "", report.lengths.largest,
-                    report.lengths.median));
+// What is called good and bad at once teaches nothing.
+void drop_contradictions(RatedData& data, std::vector<Line>& kept) {
+  std::map<std::vector<int32_t>, std::array<bool, 2>> labels;
+  for (const RatedSample& row : data.rows) labels[row.own.ids][row.desirable ? 1 : 0] = true;
+  size_t to = 0;
+  for (size_t from = 0; from < data.rows.size(); ++from) {
+    const std::array<bool, 2>& seen = labels[data.rows[from].own.ids];
+    if (seen[0] && seen[1]) continue;
+    if (to != from) data.rows[to] = std::move(data.rows[from]), kept[to] = std::move(kept[from]);
+    ++to;
+  }
+  data.report.rows_contradicted = static_cast<int64_t>(data.rows.size() - to);
+  data.rows.resize(to);
+  kept.resize(to);
 }
 
 }  // namespace
@@ -48,26 +66,25 @@ void check_kept(const DataReport& report) {
 RatedData read_rated(const std::string& path, const ModelText& text, const DatasetOptions& options) {
   RatedData data;
   DataReport& report = data.report;
-  RowReader rows(path, options, report);
+  RowReader rows(path, text, answers_alone(options), report);
   std::vector<Line> kept;
   rows.for_each_row([&](std::string_view text_line, int64_t number) {
-    Line line = parse_line(text_line, number);
-    Sample own = sample_of(line.prompt, line.completion, number, text);
-    rows.count(line.desirable ? "unpaired preference, label true" : "unpaired preference, label false");
-    rows.measure(static_cast<int64_t>(own.ids.size()), prompt_length(own));
-    if (rows.keep({&own})) {
-      data.rows.push_back({.own = std::move(own), .mismatched = {}, .desirable = line.desirable, .row = number});
-      kept.push_back(std::move(line));
-    }
+    Line line = parse_line(text_line);
+    auto samples = rows.samples(
+        {&line.data}, line.desirable ? "unpaired preference, label true" : "unpaired preference, label false", number);
+    if (!samples) return;
+    data.rows.push_back(
+        {.own = std::move(samples->front()), .mismatched = {}, .desirable = line.desirable, .row = number});
+    kept.push_back(std::move(line));
   });
+  drop_contradictions(data, kept);
   rows.finish(data.rows.size());
-  check_kept(report);
   for (size_t i = 0; i < kept.size(); ++i) {
     RatedSample& row = data.rows[i];
-    row.mismatched = sample_of(kept[i].prompt, kept[(i + 1) % kept.size()].completion, row.row, text);
+    row.mismatched = tokenise(with_answer(kept[i], kept[(i + 1) % kept.size()]), text, TrainOn::all_answers).sample;
+    row.mismatched.row = row.row;
     cut(row.mismatched, options.max_seq_length);
-    report.tokens += static_cast<int64_t>(row.own.ids.size());
-    report.supervised += row.own.num_targets();
+    report.count(row.own);
   }
   return data;
 }

@@ -32,7 +32,7 @@ TEST_CASE("rated: a row is tokenised as the same prompt and completion, and mism
   const File file(row("q1", "yes", true) + "\n" + row(prompt, completion, false));
   const RatedData data = read_rated(file.path, chat_model(), {});
   REQUIRE(data.rows.size() == 2);
-  const Sample plain = make_sample(R"({"prompt": "q1", "completion": "yes"})", chat_model(), true);
+  const Sample plain = make_sample(R"({"prompt": "q1", "completion": "yes"})", chat_model());
   CHECK(data.rows[0].own.ids == plain.ids);
   CHECK(data.rows[0].own.supervised == plain.supervised);
   CHECK(data.rows[0].desirable);
@@ -61,7 +61,7 @@ TEST_CASE("rated: long rows are dropped or cut and counted, and only measured an
   const RatedData dropped = read_rated(file.path, chat_model(), {.max_seq_length = 60});
   CHECK(dropped.rows.size() == 1);
   CHECK(dropped.report.rows_too_long == 1);
-  const RatedData cut = read_rated(file.path, chat_model(), {.max_seq_length = 60, .truncate = true});
+  const RatedData cut = read_rated(file.path, chat_model(), {.max_seq_length = 60, .truncate = Truncate::end});
   REQUIRE(cut.rows.size() == 2);
   CHECK(cut.report.rows_cut == 1);
   CHECK(cut.rows[1].own.ids.size() == 60);

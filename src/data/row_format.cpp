@@ -3,22 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "core/error.h"
+#include "data/row_keys.h"
 
 namespace sluice {
 
 namespace {
 
 constexpr const char* supported = "{\"messages\": [{\"role\", \"content\"}, …]} or {\"prompt\", \"completion\"}";
-
-std::string shortened(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() <= 60) return text;
-  size_t end = 57;
-  while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;  // no half characters
-  return text.substr(0, end) + "...";
-}
 
 // Keys of a format, in the order in which they are looked for (several formats share keys).
 struct Format {
@@ -56,47 +50,49 @@ std::string message_text(const Json& message, const char* key, const std::string
   return found->get<std::string>();
 }
 
-void append_messages(const Json& list, const std::string& key, std::vector<ChatMessage>& messages) {
+void check_message(const Json& message, const std::string& where) {
+  if (!message.is_object())
+    refuse_row(fmt::format("{} is {}, needed {{\"role\", \"content\"}}", where, shortened(message)));
+  const std::string role = message_text(message, "role", where);
+  message_text(message, "content", where);
+  constexpr std::array<std::string_view, 3> roles = {"system", "user", "assistant"};
+  if (std::find(roles.begin(), roles.end(), role) == roles.end()) {
+    refuse_row(
+        fmt::format("{}.role is \"{}\", needed system, user or assistant; rename it or drop the message", where, role));
+  }
+}
+
+void append_messages(const Json& list, const std::string& key, DataRow& row) {
   if (!list.is_array() || list.empty())
     refuse_row(fmt::format("{} is {}, needed a list of messages", key, shortened(list)));
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}[{}]", key, i);
     const Json& message = list[i];
-    if (!message.is_object())
-      refuse_row(fmt::format("{} is {}, needed {{\"role\", \"content\"}}", where, shortened(message)));
-    for (const char* extra : {"tool_calls", "tool_call_id", "reasoning_content", "thinking"}) {
-      if (message.contains(extra) && !message[extra].is_null())
-        refuse_row(fmt::format("{} has \"{}\", which is not supported yet; put it into content or drop the row", where,
-                               extra));
+    check_message(message, where);
+    const std::optional<double> weight = weight_of(message, where);
+    if (weight && message["role"] != "assistant") {
+      if (*weight > 0)
+        refuse_row(fmt::format("{} says that it is learned, and is a {} message; only the assistant's are", where,
+                               message["role"].get_ref<const std::string&>()));
+      row.masks_prompt = true;
     }
-    ChatMessage parsed{message_text(message, "role", where), message_text(message, "content", where)};
-    if (parsed.role != "system" && parsed.role != "user" && parsed.role != "assistant") {
-      refuse_row(fmt::format("{}.role is \"{}\", needed system, user or assistant; rename it or drop the message",
-                             where, parsed.role));
-    }
-    messages.push_back(std::move(parsed));
+    for (const std::string& name : unread_keys(message, where, {"role", "content"}))
+      row.unread.push_back(key + "[]." + name);
+    row.messages.push_back(message);
+    row.weights.push_back(weight.value_or(1));
   }
 }
 
-DataRow prompt_completion(const Json& row) {
-  DataRow parsed{.kind = "prompt-completion"};
-  const Json &prompt = row["prompt"], &completion = row["completion"];
-  if (prompt.is_string()) {
-    parsed.messages.push_back({"user", prompt.get<std::string>()});
-  } else {
-    append_messages(prompt, "prompt", parsed.messages);
+// What a row says besides its messages.
+void take_rest(const Json& object, std::initializer_list<std::string_view> read, DataRow& row) {
+  std::vector<std::string> spoken;
+  for (const Json& message : row.messages) {
+    if (message["content"].is_string()) spoken.push_back(message["content"].get<std::string>());
   }
-  parsed.first_target = parsed.messages.size();
-  if (completion.is_string()) {
-    parsed.messages.push_back({"assistant", completion.get<std::string>()});
-  } else {
-    append_messages(completion, "completion", parsed.messages);
-  }
-  if (prompt.is_string() && completion.is_string()) {
-    parsed.prompt = prompt.get<std::string>();
-    parsed.completion = completion.get<std::string>();
-  }
-  return parsed;
+  const std::vector<std::string> unread = unread_keys(object, "", read, spoken);
+  row.unread.insert(row.unread.end(), unread.begin(), unread.end());
+  row.weight = weight_of(object, "").value_or(1);
+  for (double& w : row.weights) w *= row.weight;
 }
 
 }  // namespace
@@ -119,6 +115,29 @@ Json parse_object(std::string_view line, const char* needed) {
   return row;
 }
 
+DataRow answer_row(const AnswerParts& parts, std::initializer_list<std::string_view> read) {
+  DataRow row{.kind = "prompt-completion"};
+  const auto append = [&](const Json& part, const std::string& name, const char* role) {
+    if (!part.is_string()) return append_messages(part, name, row);
+    row.messages.push_back({{"role", role}, {"content", part}});
+    row.weights.push_back(1);
+  };
+  append(parts.prompt, parts.prompt_name, "user");
+  row.first_target = row.messages.size();
+  append(parts.answer, parts.answer_name, "assistant");
+  row.plain = parts.prompt.is_string() && parts.answer.is_string();
+  take_rest(parts.row, read, row);
+  return row;
+}
+
+void refuse_graded_weights(const DataRow& row) {
+  for (double weight : row.weights) {
+    if (weight == 0 || weight == 1) continue;
+    refuse_row(
+        fmt::format("a weight is {}; pairs and rated answers know only 0 and 1, objective sft reads others", weight));
+  }
+}
+
 DataRow parse_row(std::string_view line) {
   const Json row = parse_object(line, supported);
   const Format& format = detect(row);
@@ -129,11 +148,11 @@ DataRow parse_row(std::string_view line) {
   }
   if (!format.trainable)
     refuse_row(fmt::format("this is {} data, which is not supported yet; needed {}", format.kind, supported));
-  if (row.contains("tools") && !row["tools"].is_null())
-    refuse_row("\"tools\" is not supported yet; drop the key or the row");
-  if (format.kind == std::string_view("prompt-completion")) return prompt_completion(row);
+  if (format.kind == std::string_view("prompt-completion"))
+    return answer_row({.row = row, .prompt = row["prompt"], .answer = row["completion"]}, {"prompt", "completion"});
   DataRow parsed{.kind = format.kind};
-  append_messages(row["messages"], "messages", parsed.messages);
+  append_messages(row["messages"], "messages", parsed);
+  take_rest(row, {"messages"}, parsed);
   return parsed;
 }
 

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+
+#include "data/prompt_cut.h"
+#include "io/hash.h"
 
 namespace sluice {
 
@@ -14,51 +18,144 @@ void cut(Sample& sample, int64_t limit) {
   if (static_cast<int64_t>(sample.ids.size()) <= limit) return;
   sample.ids.resize(static_cast<size_t>(limit));
   sample.supervised.resize(static_cast<size_t>(limit));
+  if (!sample.weights.empty()) sample.weights.resize(static_cast<size_t>(limit));
 }
 
-RowReader::RowReader(const std::string& path, const DatasetOptions& options, DataReport& report) : report_(report) {
+DatasetOptions answers_alone(DatasetOptions options) {
+  options.train_on = TrainOn::all_answers;
+  return options;
+}
+
+RowReader::RowReader(const std::string& path, const ModelText& text, const DatasetOptions& options, DataReport& report)
+    : text_(text), options_(options), report_(report) {
   check(options.max_seq_length >= 2, ErrorCode::bad_config,
         fmt::format("max_seq_length is {}; training needs at least 2 tokens a row", options.max_seq_length));
   report.path = path;
   report.max_seq_length = options.max_seq_length;
   report.truncate = options.truncate;
+  report.train_on = options.train_on;
 }
 
-void RowReader::count(const std::string& kind) {
+std::vector<Sample> RowReader::tokenise_all(const std::vector<DataRow*>& rows, bool count) {
+  std::vector<Sample> samples;
+  bool rewritten = false;
+  for (const DataRow* row : rows) {
+    TokenisedRow tokenised = tokenise(*row, text_, options_.train_on);
+    rewritten = rewritten || tokenised.rewritten;
+    if (count) report_.answers_without_token += tokenised.answers_without_token;
+    samples.push_back(std::move(tokenised.sample));
+  }
+  if (count && rewritten) ++report_.rows_rewritten;
+  return samples;
+}
+
+int64_t RowReader::excess(const std::vector<Sample>& samples) const {
+  int64_t most = INT64_MIN;
+  for (const Sample& s : samples) most = std::max(most, static_cast<int64_t>(s.ids.size()) - options_.max_seq_length);
+  return most;
+}
+
+// The part of a file that is held out depends on the seed and on the row's prompt alone, so that one prompt is never on both sides.
+bool RowReader::is_of_this_part(const DataRow& row) const {
+  const Split& split = options_.split;
+  if (split.held_out_fraction == 0) return true;
+  std::string key = fmt::format("{}:", split.seed);
+  for (size_t i = 0; i < row.messages.size(); ++i) {
+    if (i >= row.first_target && row.messages[i]["role"] == "assistant") break;
+    key += row.messages[i]["role"].dump() + row.messages[i]["content"].dump() + "\n";
+  }
+  const std::string digest = sha256(std::as_bytes(std::span(key)));
+  uint64_t number = 0;  // 52 bits: exact as a double
+  std::from_chars(digest.data(), digest.data() + 13, number, 16);
+  const bool held_out = static_cast<double>(number) / static_cast<double>(uint64_t{1} << 52) < split.held_out_fraction;
+  return held_out == split.held_out;
+}
+
+bool RowReader::shorten(const std::vector<DataRow*>& rows, std::vector<Sample>& samples) {
+  std::vector<Sample> shorter;
+  const int64_t before = prompt_length(samples.front());
+  const bool fits = shorten_prompt(rows,
+                                   {.side = options_.truncate,
+                                    .tokenizer = text_.tokenizer,
+                                    .end = first_learned(*rows.front(), options_.train_on),
+                                    .excess = excess(samples)},
+                                   [&] {
+                                     shorter = tokenise_all(rows, /*count=*/false);
+                                     return excess(shorter);
+                                   });
+  if (!fits) return false;
+  ++report_.prompts_cut;
+  report_.tokens_cut += before - prompt_length(shorter.front());
+  const int64_t kept = prompt_length(shorter.front());
+  report_.shortest_cut_prompt = report_.prompts_cut == 1 ? kept : std::min(report_.shortest_cut_prompt, kept);
+  samples = std::move(shorter);
+  return true;
+}
+
+std::optional<std::vector<Sample>> RowReader::samples(const std::vector<DataRow*>& rows, const std::string& kind,
+                                                      int64_t number) {
+  if (!is_of_this_part(*rows.front())) {
+    ++report_.rows_elsewhere;
+    return std::nullopt;
+  }
   ++report_.rows_read;
   ++report_.kinds[kind];
-}
-
-void RowReader::measure(int64_t tokens, int64_t prompt_tokens) {
-  lengths_.push_back(tokens);
-  prompts_.push_back(prompt_tokens);
-}
-
-bool RowReader::keep(std::initializer_list<Sample*> sequences) {
-  const int64_t limit = report_.max_seq_length;
-  int64_t excess = 0;
-  for (const Sample* s : sequences) excess += std::max<int64_t>(static_cast<int64_t>(s->ids.size()) - limit, 0);
-  if (excess > 0 && !report_.truncate) {
-    ++report_.rows_too_long;
-    return false;
-  }
-  if (excess > 0) {
+  for (const std::string& key : rows.front()->unread) ++report_.unread_keys[key];
+  std::vector<Sample> samples = tokenise_all(rows, /*count=*/true);
+  const int64_t limit = options_.max_seq_length, too_long = excess(samples);
+  lengths_.push_back(too_long + limit);
+  prompts_.push_back(prompt_length(samples.front()));
+  if (too_long > 0 && options_.truncate == Truncate::end) {
     ++report_.rows_cut;
-    report_.tokens_cut += excess;
-    for (Sample* s : sequences) cut(*s, limit);
+    for (Sample& s : samples) {
+      report_.tokens_cut += std::max<int64_t>(static_cast<int64_t>(s.ids.size()) - limit, 0);
+      cut(s, limit);
+    }
+  } else if (too_long > 0 && (options_.truncate == Truncate::no || !shorten(rows, samples))) {
+    ++report_.rows_too_long;
+    return std::nullopt;
   }
-  if (std::all_of(sequences.begin(), sequences.end(), [](const Sample* s) { return s->num_targets() > 0; }))
-    return true;
+  for (Sample& s : samples) s.row = number;
+  if (std::all_of(samples.begin(), samples.end(), [](const Sample& s) { return s.num_targets() > 0; })) return samples;
   ++report_.rows_without_targets;
-  return false;
+  return std::nullopt;
 }
 
 void RowReader::finish(size_t rows_kept) {
   report_.lengths = Quantiles::of(lengths_);
   report_.prompts = Quantiles::of(prompts_);
   report_.rows_kept = static_cast<int64_t>(rows_kept);
-  check(report_.rows_read > 0, ErrorCode::bad_file,
+  check(report_.rows_read + report_.rows_elsewhere > 0, ErrorCode::bad_file,
         report_.path + ": there is no row in it; needed one JSON object a line");
+  check(report_.rows_read > 0, ErrorCode::bad_config,
+        fmt::format("{}: valid_fraction {} puts all of {} rows on one side, which goes by their prompts; give another "
+                    "fraction or seed, or a file valid.jsonl",
+                    report_.path, options_.split.held_out_fraction, report_.rows_elsewhere));
+  if (rows_kept == 0) nothing_left();
+}
+
+void RowReader::nothing_left() const {
+  const DataReport& report = report_;
+  std::string message = fmt::format("{}: none of {} rows can be trained on:", report.path, report.rows_read);
+  if (report.rows_too_long > 0)
+    message += fmt::format(" {} are longer than max_seq_length {},", report.rows_too_long, report.max_seq_length);
+  if (report.rows_without_targets > 0) {
+    message += fmt::format(
+        " {} have no supervised token{},", report.rows_without_targets,
+        report.rows_cut > 0 ? fmt::format(" left when cut at max_seq_length {}", report.max_seq_length) : "");
+  }
+  if (report.pairs_equal > 0) message += fmt::format(" {} have two equal answers,", report.pairs_equal);
+  if (report.rows_contradicted > 0)
+    message += fmt::format(" {} have the same answer with both labels,", report.rows_contradicted);
+  message += fmt::format(" the median row has {} tokens, {} of them before the first answer;", report.lengths.median,
+                         report.prompts.median);
+  message += report.lengths.largest > report.max_seq_length
+                 ? fmt::format(" set max_seq_length to {} to keep every row ({} for half of them)",
+                               report.lengths.largest, report.lengths.median)
+             : report.pairs_equal + report.rows_contradicted > 0
+                 ? std::string(" give rows whose answers differ")
+                 : std::string(" give rows that have an assistant's answer");
+  throw Error(ErrorCode::bad_config, message);
 }
 
 }  // namespace sluice

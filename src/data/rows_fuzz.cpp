@@ -13,7 +13,10 @@ namespace {
 using namespace sluice;
 
 bool is_whole(const Sample& s) {
-  return s.ids.size() == s.supervised.size() && s.num_targets() <= static_cast<int64_t>(s.ids.size()) &&
+  const bool weighed = s.weights.empty() ||
+                       (s.weights.size() == s.ids.size() &&
+                        std::all_of(s.weights.begin(), s.weights.end(), [](float w) { return w >= 0 && w <= 1e12F; }));
+  return weighed && s.ids.size() == s.supervised.size() && s.num_targets() <= static_cast<int64_t>(s.ids.size()) &&
          std::all_of(s.ids.begin(), s.ids.end(), [](int32_t id) { return id >= 0; });
 }
 
@@ -31,8 +34,8 @@ void accepts_or_refuses(const Read& read) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const ModelText& text = test::chat_model();
   const std::string_view line(reinterpret_cast<const char*>(data), size);
-  for (bool mask_prompt : {true, false})
-    accepts_or_refuses([&] { return is_whole(make_sample(line, text, mask_prompt)); });
+  for (TrainOn train_on : {TrainOn::all_answers, TrainOn::last_answer, TrainOn::everything})
+    accepts_or_refuses([&] { return is_whole(make_sample(line, text, train_on)); });
   accepts_or_refuses([&] {
     const PairSample pair = make_pair_sample(line, text);
     const auto shorter = static_cast<int64_t>(std::min(pair.chosen.ids.size(), pair.rejected.ids.size()));

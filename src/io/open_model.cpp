@@ -7,6 +7,7 @@
 
 #include "io/affine.h"
 #include "io/file_error.h"
+#include "io/file_kind.h"
 #include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/weight_source.h"
@@ -73,6 +74,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
 
 // What to say of a folder without model.safetensors.
 [[noreturn]] void no_model(const std::string& path) {
+  if (const std::string kind = kind_of_folder(path); !kind.empty()) bad_file(path, kind);
   std::set<std::string> names;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(path, ignored)) names.insert(entry.path().filename().string());
@@ -193,6 +195,11 @@ std::unique_ptr<WeightSource> open_model(const std::string& path, OpenOptions op
   } else if (fs::path(path).extension() == ".safetensors") {
     bad_file(path, "is a single safetensors file; give the folder that holds it and config.json");
   } else {
+    const std::optional<FileKind> kind = kind_of_file(path);
+    if (kind && kind->name != "a GGUF file") {
+      bad_file(path, fmt::format("is {}, needed a model's folder or a .gguf file{}", kind->name,
+                                 kind->remedy.empty() ? "" : "; " + kind->remedy));
+    }
     source->open_gguf(data);
   }
   source->collect_names();

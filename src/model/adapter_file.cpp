@@ -12,6 +12,8 @@
 #include <regex>
 
 #include "core/json.h"
+#include "io/file_kind.h"
+#include "io/file_error.h"
 #include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/safetensors.h"
@@ -246,17 +248,33 @@ struct Files {
   std::string weights, config;  // GGUF has no config
 };
 
+// What to say of a path where no adapter is.
+[[noreturn]] void no_adapter(const std::string& path) {
+  const fs::path p(path);
+  const std::string needed = fmt::format("needed a folder with {} and {} or {}, one of these files, or a .gguf file",
+                                         adapter_config_name, peft_weights_name, mlx_weights_name);
+  if (fs::is_directory(p)) {
+    const std::string kind = kind_of_folder(path);
+    if (!kind.empty()) bad_file(path, kind);
+    if (fs::exists(p / "adapter_model.bin"))
+      bad_file(path, fmt::format("has adapter_model.bin, a Python pickle, which is not read; {}", needed));
+    if (fs::exists(p / "config.json")) bad_file(path, fmt::format("is a model, not an adapter; {}", needed));
+  } else if (const auto kind = kind_of_file(path)) {
+    bad_file(path, fmt::format("is {}; {}", kind->name, needed));
+  }
+  bad_file(path, fmt::format("no such adapter; {}", needed));
+}
+
 Files find_files(const std::string& path) {
   const fs::path p(path);
   if (p.extension() == ".gguf") return {AdapterFormat::gguf, path, ""};
   if (fs::is_directory(p)) {
     const bool peft = fs::exists(p / peft_weights_name);
+    if (!peft && !fs::exists(p / mlx_weights_name)) no_adapter(path);
     return {peft ? AdapterFormat::peft : AdapterFormat::mlx,
             (p / (peft ? peft_weights_name : mlx_weights_name)).string(), (p / adapter_config_name).string()};
   }
-  check(p.extension() == ".safetensors" && fs::exists(p), ErrorCode::bad_file,
-        fmt::format("{}: no such adapter; needed a folder with {} and {} or {}, one of these files, or a .gguf file",
-                    path, adapter_config_name, peft_weights_name, mlx_weights_name));
+  if (p.extension() != ".safetensors" || !fs::exists(p)) no_adapter(path);
   // mlx-lm numbers its files: 0000100_adapters.safetensors.
   const bool mlx = p.filename().string().ends_with(mlx_weights_name);
   return {mlx ? AdapterFormat::mlx : AdapterFormat::peft, path, (p.parent_path() / adapter_config_name).string()};

@@ -87,7 +87,7 @@ TrainState state_from(const Json& j, const std::string& path) {
     s.first_eval_loss = optional_from(j.at("first_eval_loss"));
     s.last_eval_loss = optional_from(j.at("last_eval_loss"));
     s.window_loss = j.at("window_loss").get<double>();
-    s.window_count = j.at("window_count").get<int64_t>();
+    s.window_count = j.at("window_count").get<double>();
     s.best_metric = j.at("best_metric").get<double>();
     s.best_step = j.at("best_step").get<int64_t>();
     s.best_eval = optional_from(j.at("best_eval"));

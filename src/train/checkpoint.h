@@ -27,7 +27,7 @@ struct TrainState {
   int64_t skipped_steps = 0;   // of those, the ones without a gradient
   std::optional<double> first_train_loss, first_eval_loss, last_eval_loss;
   double window_loss = 0;                 // sum over the steps since the last scheduled checkpoint …
-  int64_t window_count = 0;               // … of so many tokens or rows
+  double window_count = 0;                // … of so much weight of targets, or so many rows
   double best_metric = 0;                 // of the checkpoint `best_step`
   int64_t best_step = -1;                 // -1: none yet
   std::optional<double> best_eval;        // the best validation's metric so far, saved or not

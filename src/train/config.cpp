@@ -185,6 +185,12 @@ class Reader {
     if (by_alias && setting->name == "fine_tune_type") {  // PEFT's use_dora
       if (const auto dora = parse_bool(text)) value = *dora ? "dora" : "lora";
     }
+    if (setting->name == "truncate") {
+      if (const auto cut = parse_bool(text)) value = *cut ? "true" : "false";
+    }
+    if (by_alias && setting->name == "train_on") {  // LLaMA-Factory's mask_history
+      if (const auto last = parse_bool(text)) value = *last ? "last" : "all";
+    }
     std::visit(Assign{config_, *setting, value, where}, setting->field);
     check(setting->name != "lora_parameters.alpha" || config_.alpha != 0, ErrorCode::bad_config,
           where + ": lora_parameters.alpha is 0, which switches the adapter off; give it above 0, or give scale");

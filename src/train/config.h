@@ -22,7 +22,9 @@ struct TrainConfig {
   std::string model, data, adapter_path = "adapters", objective = "sft", chat_template;
   // data
   int64_t max_seq_length = 2048;
-  bool truncate = false, mask_prompt = true, shuffle = true;
+  std::string truncate = "false", train_on = "all";
+  bool mask_prompt = true, shuffle = true;
+  double valid_fraction = 0;
   int64_t batch_size = 1, grad_accumulation_steps = 1;
   // length of the run: one of the three
   int64_t iters = 0, max_steps = 0;

@@ -103,6 +103,10 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
   unread(config.undesirable_weight != 1, is("kto"), "undesirable_weight", "kto");
   unread(!config.reference_adapter.empty(), (is("dpo") && !config.reference_free) || is("kto"), "reference_adapter",
          "dpo and kto");
+  unread(config.train_on != defaults.train_on, is("sft"), "train_on",
+         "sft; of the others the answers alone are compared");
+  if (!config.mask_prompt && config.train_on == "last")
+    problems.emplace_back("mask_prompt: false trains on every token, train_on: last on the last answer; give one");
   unread(!config.mask_prompt, is("sft"), "mask_prompt: false", "sft; orpo and cpo have sft_scope: full");
   if (is("kto") && config.batch_size * config.grad_accumulation_steps < 2)
     problems.emplace_back(

@@ -85,6 +85,7 @@ void RunRows::append_to(std::string& bytes) const {
     for (const Sample* sample : sequences(row)) {
       bytes.append(reinterpret_cast<const char*>(sample->ids.data()), sample->ids.size() * sizeof(int32_t));
       bytes.append(reinterpret_cast<const char*>(sample->supervised.data()), sample->supervised.size());
+      bytes.append(reinterpret_cast<const char*>(sample->weights.data()), sample->weights.size() * sizeof(float));
     }
   }
   if (const auto* rated = std::get_if<Rated>(&rows_)) {

@@ -56,8 +56,8 @@ struct Run::State {
   LambdaController lambda;
   std::string start_hash;  // of the parameters before the first step
   // since the last report
-  double loss_sum = 0, grad_norm = 0;
-  int64_t loss_count = 0, run_tokens = 0, steps = 0;  // loss_count: supervised tokens (sft), or rows
+  double loss_sum = 0, loss_count = 0, grad_norm = 0;  // loss_count: weights of targets (sft), or rows
+  int64_t run_tokens = 0, steps = 0;
   PreferenceMetrics pairs;
   TokenAccuracy accuracy;
   std::vector<float> hits;  // of one batch

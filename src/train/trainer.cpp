@@ -55,6 +55,14 @@ std::string reference_folder(const TrainConfig& config) {
   return config.reference_adapter == "base" ? "" : config.reference_adapter;
 }
 
+DatasetOptions dataset_options(const TrainConfig& config) {
+  const TrainOn answers = config.train_on == "last" ? TrainOn::last_answer : TrainOn::all_answers;
+  return {.max_seq_length = config.max_seq_length,
+          .truncate = truncate_of(config.truncate),
+          .train_on = config.mask_prompt ? answers : TrainOn::everything,
+          .split = {.held_out_fraction = config.valid_fraction, .seed = static_cast<uint64_t>(config.seed)}};
+}
+
 std::string file_of(const std::string& data, const char* name) {
   return fs::is_directory(data) ? (fs::path(data) / name).string() : data;
 }
@@ -90,23 +98,29 @@ Run::~Run() = default;
 
 void Run::load_data() {
   progress_.phase("reading " + config_.data);
-  const DatasetOptions options{
-      .max_seq_length = config_.max_seq_length, .truncate = config_.truncate, .mask_prompt = config_.mask_prompt};
+  DatasetOptions options = dataset_options(config_);
+  const std::string train = file_of(config_.data, "train.jsonl");
   DataReport report;
-  train_rows_ = RunRows::read(file_of(config_.data, "train.jsonl"), *text_, options, objective_, &report);
+  train_rows_ = RunRows::read(train, *text_, options, objective_, &report);
   progress_.note(report.summary());
   data_reports_ = {{"train", report.json()}};
   const std::string valid = file_of(config_.data, "valid.jsonl");
-  if (fs::is_directory(config_.data) && fs::exists(valid)) {
-    valid_rows_ = RunRows::read(valid, *text_, options, objective_, &report);
+  const bool has_valid = fs::is_directory(config_.data) && fs::exists(valid), splits = config_.valid_fraction > 0;
+  check(!has_valid || !splits, ErrorCode::bad_config,
+        fmt::format("valid_fraction is given, and {} is there; leave out one of them", valid));
+  if (has_valid || splits) {
+    options.split.held_out = splits;
+    valid_rows_ = RunRows::read(splits ? train : valid, *text_, options, objective_, &report);
     data_reports_["valid"] = report.json();
+    if (splits) progress_.note("held out for validation: " + report.summary());
   }
   check(!train_rows_.empty(), ErrorCode::bad_file, fmt::format("{}: no row can be trained on", config_.data));
   if (train_rows_.size() < config_.batch_size)
     progress_.note(fmt::format("batch_size is {} and there are {} rows: a batch holds them all", config_.batch_size,
                                train_rows_.size()));
   check(!valid_rows_.empty() || !needs_validation(config_), ErrorCode::bad_config,
-        fmt::format("{}: there is no valid.jsonl, which metric_for_best_model, early_stopping_patience, eval_task and "
+        fmt::format("{}: there is no valid.jsonl and no valid_fraction, which metric_for_best_model, "
+                    "early_stopping_patience, eval_task and "
                     "orpo_lambda_mode: adaptive need",
                     config_.data));
   train_rows_.check_vocabulary(model_->config.vocab_size);
@@ -141,11 +155,12 @@ BatchOrder Run::batches() const {
   return {Order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle), config_.batch_size};
 }
 
-int64_t Run::count_in(int64_t begin, int64_t end) const {
-  if (objective_.kind != ObjectiveKind::sft) return batches().rows_before(end) - batches().rows_before(begin);
-  int64_t tokens = 0;
-  for (int64_t i = begin; i < end; ++i) tokens += train_rows_.pack(rows_of(i)).tokens.num_targets();
-  return tokens;
+double Run::count_in(int64_t begin, int64_t end) const {
+  if (objective_.kind != ObjectiveKind::sft)
+    return static_cast<double>(batches().rows_before(end) - batches().rows_before(begin));
+  double weight = 0;
+  for (int64_t i = begin; i < end; ++i) weight += train_rows_.pack(rows_of(i)).tokens.total_weight();
+  return weight;
 }
 
 PlanRequest Run::plan_request() const {
@@ -261,16 +276,16 @@ void Run::step() {
   State& s = *state_;
   const int64_t begin = s.now.microbatches;
   const int64_t end = std::min(begin + config_.grad_accumulation_steps, total_microbatches_);
-  const int64_t count = count_in(begin, end);
+  const double count = count_in(begin, end);
   zero(s.ctx, {.tensor = s.g});
   double kl = 0;
   for (int64_t i = begin; i < end && objective_.kind == ObjectiveKind::kto; ++i)
     kl += kl_sum(train_rows_, rows_of(i), reference_.train);
-  kl = std::max(kl / static_cast<double>(std::max<int64_t>(count, 1)), 0.0);
+  kl = std::max(kl / std::max(count, 1.0), 0.0);
   for (int64_t i = begin; i < end; ++i) {
     leave_at_once();
     progress_.tick(s.now.step, total_steps_, i - begin, end - begin);
-    const double loss = run_microbatch(i, static_cast<double>(count), kl);
+    const double loss = run_microbatch(i, count, kl);
     s.loss_sum += loss;
     s.now.window_loss += loss;
   }
@@ -278,7 +293,7 @@ void Run::step() {
   update(count);
 }
 
-void Run::update(int64_t count) {
+void Run::update(double count) {
   State& s = *state_;
   check(count > 0, ErrorCode::bug, "a step without supervised tokens");
   double squares[2] = {0, 0};
@@ -328,7 +343,7 @@ void Run::report() {
       .step = s.now.step,
       .total_steps = total_steps_,
       .epoch = static_cast<double>(batches().rows_before(s.now.microbatches)) / static_cast<double>(train_rows_.size()),
-      .loss = s.loss_sum / static_cast<double>(s.loss_count),
+      .loss = s.loss_sum / s.loss_count,
       .learning_rate = s.lr.at(s.now.step - 1),
       .grad_norm = s.grad_norm,
       .steps_per_second = static_cast<double>(s.steps) / seconds,
@@ -347,8 +362,8 @@ void Run::report() {
   s.metrics->write(to_json(report));
   s.result.train_loss = report.loss;
   if (!s.now.first_train_loss) s.now.first_train_loss = report.loss;
-  s.loss_sum = 0;
-  s.loss_count = s.run_tokens = s.steps = 0;
+  s.loss_sum = s.loss_count = 0;
+  s.run_tokens = s.steps = 0;
   s.pairs = {};
   s.accuracy = {};
   s.since = Clock::now();

@@ -84,7 +84,7 @@ class Run {
   void validate();
   void step();
   double run_microbatch(int64_t index, double count, double kl);
-  void update(int64_t count);
+  void update(double count);
   void apply_gradient();
   void skip_step();
   void report();
@@ -92,8 +92,8 @@ class Run {
   void finish();
   BatchOrder batches() const;
   std::vector<int64_t> rows_of(int64_t index) const { return batches().rows_of(index); }  // of a microbatch
-  // Of microbatches: what the loss is a mean over, supervised tokens (sft) or rows.
-  int64_t count_in(int64_t begin, int64_t end) const;
+  // Of microbatches: what the loss is a mean over, weights of targets (sft) or rows.
+  double count_in(int64_t begin, int64_t end) const;
   bool scored_by_validation() const;
   std::optional<double> score_of_checkpoint() const;
   bool is_better(double metric, double than) const;

@@ -35,7 +35,7 @@ bool Run::scored_by_validation() const {
 
 std::optional<double> Run::score_of_checkpoint() const {
   const State& s = *state_;
-  if (!scored_by_validation()) return s.now.window_loss / static_cast<double>(s.now.window_count);
+  if (!scored_by_validation()) return s.now.window_loss / s.now.window_count;
   return s.scored_step == s.now.step ? std::optional(s.score) : std::nullopt;
 }
 

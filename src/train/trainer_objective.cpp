@@ -92,7 +92,7 @@ void Run::validate() {
   const int64_t count =
       config_.val_batches < 0 ? valid_rows_.size() : std::min<int64_t>(config_.val_batches, valid_rows_.size());
   const Objective objective = objective_of(config_);  // with lambda as at the start, so that validations compare
-  double sum = 0, kl = 0;
+  double sum = 0, weight = 0, kl = 0;
   int64_t tokens = 0;
   PreferenceMetrics metrics;
   TokenAccuracy accuracy;
@@ -105,7 +105,9 @@ void Run::validate() {
         forward_logps(s.ctx, *model_, s.adapter, step_batch(batch.tokens),
                       {.schedule = plan_.schedule, .dtype = dtype_of_run(config_), .hits = &s.hits});
     add_hits(batch, s.hits, accuracy);
-    for (float logp : logps) sum -= static_cast<double>(logp);
+    for (size_t m = 0; m < logps.size(); ++m)
+      sum -= static_cast<double>(batch.tokens.weights[m]) * static_cast<double>(logps[m]);
+    weight += batch.tokens.total_weight();
     tokens += static_cast<int64_t>(logps.size());
     if (objective.kind == ObjectiveKind::sft) continue;
     const std::vector<PairReference> reference = reference_of(reference_.valid, {i});
@@ -124,7 +126,7 @@ void Run::validate() {
     score = task_->score(s.adapter);
   }
   EvalReport report{.step = s.now.step,
-                    .loss = sum / static_cast<double>(std::max<int64_t>(tokens, 1)),
+                    .loss = weight > 0 ? sum / weight : 0,
                     .seconds = seconds_since(begin),
                     .tokens = tokens,
                     .accuracy = accuracy};
@@ -178,9 +180,12 @@ double Run::run_microbatch(int64_t index, double count, double kl) {
                            .step = static_cast<uint64_t>(s.now.step),
                            .microbatch = static_cast<uint64_t>(index)};
   const auto tokens_mean = [&](std::span<const float> logp, std::span<float> dlogp) {
+    const std::vector<float>& weights = batch.tokens.weights;
     double sum = 0;
-    for (float value : logp) sum -= static_cast<double>(value);
-    std::fill(dlogp.begin(), dlogp.end(), static_cast<float>(-1 / count));
+    for (size_t m = 0; m < logp.size(); ++m) {
+      sum -= static_cast<double>(weights[m]) * static_cast<double>(logp[m]);
+      dlogp[m] = static_cast<float>(-static_cast<double>(weights[m]) / count);
+    }
     return sum;
   };
   const auto rows_mean = [&](std::span<const float> logp, std::span<float> dlogp) {
@@ -205,7 +210,7 @@ double Run::run_microbatch(int64_t index, double count, double kl) {
                                         .hits = &s.hits},
                                        sft ? LossFunction(tokens_mean) : LossFunction(rows_mean));
   add_hits(batch, s.hits, s.accuracy);
-  const int64_t count_here = sft ? batch.tokens.num_targets() : batch.num_pairs;
+  const double count_here = sft ? batch.tokens.total_weight() : static_cast<double>(batch.num_pairs);
   s.loss_count += count_here;
   s.now.window_count += count_here;
   s.run_tokens += batch.tokens.num_tokens();

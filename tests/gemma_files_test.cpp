@@ -10,6 +10,9 @@ namespace {
 
 constexpr double fp32_logp = 3e-4;  // tests/oracle/README.md
 
+// Made from the fixtures beside them, whatever ORACLE_DIR says.
+fs::path gguf_fixtures() { return source_dir() / "tests/golden/fixtures"; }
+
 std::string gguf_file(const std::string& name) {
   return (source_dir() / "tests/golden/gemma_gguf" / (name + ".gguf")).string();
 }
@@ -69,7 +72,7 @@ void check_refused(const std::string& path, ErrorCode code, const std::vector<st
 TEST_CASE("gemma GGUF: Gemma 2, 3 and 4 under llama.cpp's keys and names give the oracle's log-probabilities") {
   for (const char* name : {"gemma2-like", "gemma3-like", "gemma4-e2b-like", "gemma4-31b-like"}) {
     CAPTURE(name);
-    OracleModel m(name);
+    OracleModel m(name, gguf_fixtures());
     m.model = on_test_device(load_model(gguf_file(name)));
     check_logps(m, false);
     // In gemma2-like.gguf a factor of the scores is folded into W_q, which the adapter does not know.

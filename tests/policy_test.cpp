@@ -56,7 +56,10 @@ LoadedAdapter random_adapter(const ModelConfig& config, const AdapterSpec& spec)
 
 }  // namespace
 
-TEST_CASE("rank_policy by_bits: rank * stored bits / 4, one scale for all, and the user's patterns win") {
+TEST_CASE(
+    "rank_policy by_bits: rank * stored bits / 4, the rank itself where nothing is quantised, one scale for all, and "
+    "the user's "
+    "patterns win") {
   const auto model = load_model((oracle_dir() / "llama-gqa-mixed").string());
   AdapterSpec spec{.rank = 6, .alpha = 9};
   spec.rank_pattern = {{"layers.0.self_attn.v_proj", 5}};
@@ -72,7 +75,7 @@ TEST_CASE("rank_policy by_bits: rank * stored bits / 4, one scale for all, and t
       CHECK(e.scale == doctest::Approx(9.0 / 5));  // PEFT: a pattern of ranks alone leaves alpha
       continue;
     }
-    CHECK(e.rank == 6 * bits / 4);
+    CHECK(e.rank == (bits == 32 ? 6 : 6 * bits / 4));
     CHECK(e.scale == doctest::Approx(1.5));
   }
   CHECK(seen == std::set<int>{4, 8, 32});
@@ -130,7 +133,8 @@ TEST_CASE("rank_policy by_kl: rank * clip(kl / median, 0.5, 2) over the adapted 
 }
 
 TEST_CASE(
-    "rank_policy by_kl: without optiq_metadata.json, or with a module that it does not name, it is refused by name") {
+    "rank_policy by_kl: modules without a figure keep the rank and are named; without the file, or any figure, it is "
+    "refused") {
   const auto plain = load_model((oracle_dir() / "llama-gqa").string());
   CHECK(refusal([&] { with_ranks(*plain, {}, RankPolicy::by_kl); }).find("optiq_metadata.json") != std::string::npos);
   TemporaryFolder folder;
@@ -140,10 +144,23 @@ TEST_CASE(
   // Older files nest it.
   write_text(folder / "m/optiq_metadata.json", Json({{"optimization", about}}).dump());
   const auto model = load_model((folder / "m").string());
+  const AdapterSpec spec{.rank = 10, .alpha = 20, .targets = {"up_proj"}};
+  const AdapterLayout layout(model->config, with_ranks(*model, spec, RankPolicy::by_kl));
+  CHECK(entry(layout, 2, Module::up_proj).rank == 10);
+  std::vector<double> kl;
+  for (int layer : {0, 1, 3})
+    kl.push_back(about["per_layer"][fmt::format("model.layers.{}.mlp.up_proj", layer)]["kl"].get<double>());
+  std::vector<double> sorted = kl;
+  std::sort(sorted.begin(), sorted.end());
+  const double factor = std::min(2.0, std::max(0.5, kl[2] / sorted[1]));
+  CHECK(entry(layout, 3, Module::up_proj).rank == static_cast<int64_t>(std::floor(10 * factor + 0.5)));
+  const std::string told = without_figures(*model, layout);
+  CHECK_MESSAGE(told.find("1 of 4 adapted modules (layers.2.mlp.up_proj)") != std::string::npos, told);
+  const AdapterLayout q(model->config, with_ranks(*model, {.targets = {"q_proj"}}, RankPolicy::by_kl));
+  CHECK(without_figures(*model, q).empty());
   CHECK(refusal([&] {
-          with_ranks(*model, {.targets = {"up_proj"}}, RankPolicy::by_kl);
-        }).find("layers.2.mlp.up_proj") != std::string::npos);
-  CHECK_NOTHROW(with_ranks(*model, {.targets = {"q_proj"}}, RankPolicy::by_kl));
+          with_ranks(*model, {.targets = {"layers.2.mlp.up_proj"}}, RankPolicy::by_kl);
+        }).find("no kl for any adapted module") != std::string::npos);
 }
 
 TEST_CASE("rank_policy: a run by_bits saves what PEFT reads, resumes, and shows its ranks by layer") {

@@ -39,6 +39,9 @@ void add_device_option(CLI::App& command, std::string& device);
 // For an option that is a finite number in a range, its ends included.
 CLI::Validator number_from(double low, double high);
 
+// A note on stderr; nothing when it is empty.
+void tell(const std::string& note);
+
 // The whole program: parses, runs, turns an Error into one line on stderr and a code.
 int run_cli(int argc, char** argv);
 

@@ -20,6 +20,7 @@ void convert(const Options& o) {
   const std::unique_ptr<WeightSource> source = open_model(o.model, {.allow_header_only = true});
   const ModelRecipe recipe = read_recipe(*source);
   const LoadedAdapter adapter = load_adapter(o.adapter, recipe.config);
+  tell(adapter.note);
   if (o.to == "peft") save_peft_adapter(o.output, adapter.layout, adapter.flat.data(), o.model, recipe.prefix);
   if (o.to == "mlx")
     save_mlx_adapter(o.output, adapter.layout, adapter.flat.data(), recipe.config.num_layers, recipe.prefix);

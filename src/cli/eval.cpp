@@ -37,7 +37,7 @@ struct Loaded {
     model->device = parse_device(o.device);
     model->upload();
     if (!o.adapter.empty()) {
-      adapters.mount("adapter", o.adapter);
+      tell(adapters.mount("adapter", o.adapter));
       text.use_template_of(o.adapter);
     }
     if (!o.chat_template.empty()) text.use_template(o.chat_template);
@@ -82,6 +82,9 @@ void eval_loss(const Options& o) {
       o.data, loaded.text,
       {.max_seq_length = o.max_seq_length, .train_on = o.full ? TrainOn::everything : TrainOn::all_answers});
   fmt::print("{}\n", data.report.summary());
+  std::vector<int64_t> lengths;
+  for (const Sample& sample : data.samples) lengths.push_back(static_cast<int64_t>(sample.ids.size()));
+  tell(beyond_positions(lengths, loaded.model->config.max_position_embeddings));
   Schedule schedule = Schedule::uniform(loaded.model->config.num_layers, 1, Level::input);
   std::vector<float> hits;
   const StepSettings settings{

@@ -56,7 +56,7 @@ void generate(const Options& o) {
   ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
   AdapterSet adapters(pool, *model);
   if (!o.adapter.empty()) {
-    adapters.mount("adapter", o.adapter);
+    tell(adapters.mount("adapter", o.adapter));
     text.use_template_of(o.adapter);
   }
   if (!o.chat_template.empty()) text.use_template(o.chat_template);

@@ -96,12 +96,16 @@ void inspect_adapter(const std::string& path, const std::string& base, bool tens
     }
     print_row("tensors",
               fmt::format("{} with {} numbers; --model checks them against a base", weights.tensors().size(), numbers));
+    check_adapter_config(path);
     return;
   }
   const std::unique_ptr<WeightSource> source = open_model(base, {.allow_header_only = true});
   const LoadedAdapter adapter = load_adapter(path, read_recipe(*source).config);
+  tell(adapter.note);
   print_row("adapter", path);
-  print_row("format", adapter.format == AdapterFormat::peft ? "PEFT" : "mlx-lm");
+  print_row("format", adapter.format == AdapterFormat::peft  ? "PEFT"
+                      : adapter.format == AdapterFormat::mlx ? "mlx-lm"
+                                                             : "llama.cpp");
   print_row("base", adapter.base.empty() ? "not stated" : adapter.base);
   print_row("modules", fmt::format("{}", adapter.layout.entries().size()));
   print_row("parameters", fmt::format("{}", adapter.layout.num_parameters()));
@@ -128,11 +132,12 @@ void add_inspect(CLI::App& app) {
     bool tensors = false;
   };
   auto options = std::make_shared<Options>();
-  command->add_option("path", options->path, "a model (folder or .gguf) or an adapter folder")->required();
+  command->add_option("path", options->path, "a model (folder or .gguf) or an adapter (with --model also one in GGUF)")
+      ->required();
   command->add_option("--model", options->model, "base to check an adapter against");
   command->add_flag("--tensors", options->tensors, "list every tensor");
   command->callback([options] {
-    if (fs::exists(fs::path(options->path) / "adapter_config.json"))
+    if (!options->model.empty() || fs::exists(fs::path(options->path) / adapter_config_name))
       inspect_adapter(options->path, options->model, options->tensors);
     else inspect_model(options->path, options->tensors);
   });

@@ -56,6 +56,10 @@ void add_device_option(CLI::App& command, std::string& device) {
   command.add_option("--device", device, "where to run: cpu, cuda or cuda:1")->capture_default_str();
 }
 
+void tell(const std::string& note) {
+  if (!note.empty()) std::fprintf(stderr, "note: %s\n", note.c_str());
+}
+
 namespace {
 
 int code_of(ErrorCode code) {

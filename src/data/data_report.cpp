@@ -122,4 +122,17 @@ std::string DataReport::summary() const {
   return text;
 }
 
+std::string beyond_positions(const std::vector<int64_t>& lengths, int64_t positions) {
+  std::vector<int64_t> beyond;
+  for (int64_t length : lengths) {
+    if (positions > 0 && length > positions) beyond.push_back(length);
+  }
+  if (beyond.empty()) return "";
+  const auto [shortest, longest] = std::minmax_element(beyond.begin(), beyond.end());
+  return fmt::format(
+      "warning: {} of {} rows are longer than the {} positions that the base is made for ({} to {} tokens); it has not "
+      "seen such positions",
+      beyond.size(), lengths.size(), positions, *shortest, *longest);
+}
+
 }  // namespace sluice

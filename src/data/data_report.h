@@ -48,4 +48,7 @@ struct DataReport {
   std::string summary() const;  // a few lines for people; warnings last
 };
 
+// One line when rows are longer than the positions that the base is made for (0: unknown), or nothing.
+std::string beyond_positions(const std::vector<int64_t>& lengths, int64_t positions);
+
 }  // namespace sluice

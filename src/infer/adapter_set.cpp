@@ -4,11 +4,13 @@
 
 namespace sluice {
 
-void AdapterSet::mount(const std::string& name, const std::string& folder) {
+std::string AdapterSet::mount(const std::string& name, const std::string& folder) {
   check(!name.empty(), ErrorCode::bad_config, "an adapter needs a name; the empty one is the base");
   auto loaded = std::make_unique<LoadedAdapter>(load_adapter(folder, model_.config));
   prepare_adapter(pool_, model_, *loaded);
+  std::string note = loaded->note;
   adapters_[name] = std::move(loaded);
+  return note;
 }
 
 void AdapterSet::unmount(const std::string& name) { adapters_.erase(name); }

@@ -19,7 +19,8 @@ class AdapterSet {
   AdapterSet(ThreadPool& pool, const Model& model) : pool_(pool), model_(model) {}
 
   // Reads an adapter in any format of model/adapter_file.h. Replaces an adapter of that name. Throws Error(bad_file), leaving what was mounted.
-  void mount(const std::string& name, const std::string& folder);
+  // Returns one line for the user when the adapter has no effect.
+  std::string mount(const std::string& name, const std::string& folder);
   void unmount(const std::string& name);  // nothing when it is not mounted
   // The empty name is the base. Throws Error(bad_config) naming those that are mounted.
   Adapter get(const std::string& name) const;

@@ -42,6 +42,9 @@ void write_gguf(const std::string& path, const std::vector<std::pair<std::string
     if (const auto* text = std::get_if<std::string>(&value)) {
       header.number(static_cast<uint32_t>(GgufType::string));
       header.string(*text);
+    } else if (const auto* count = std::get_if<uint32_t>(&value)) {
+      header.number(static_cast<uint32_t>(GgufType::u32));
+      header.number(*count);
     } else {
       header.number(static_cast<uint32_t>(GgufType::f32));
       header.number(std::get<float>(value));

@@ -3,6 +3,7 @@
 //   write_gguf("adapter.gguf", {{"general.type", "adapter"}, {"adapter.lora.alpha", 16.0F}}, {{"blk.0.attn_q.weight.lora_a", {8, 64}, values}});
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,7 +12,7 @@
 
 namespace sluice {
 
-using GgufScalar = std::variant<std::string, float>;
+using GgufScalar = std::variant<std::string, float, uint32_t>;
 
 struct GgufTensorToWrite {
   std::string name;

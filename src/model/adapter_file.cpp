@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <regex>
 
 #include "core/json.h"
 #include "io/file_kind.h"
@@ -17,7 +16,7 @@
 #include "io/gguf.h"
 #include "io/json_file.h"
 #include "io/safetensors.h"
-#include "model/config_reader.h"
+#include "model/adapter_config.h"
 #include "model/gguf_names.h"
 
 namespace sluice {
@@ -44,7 +43,13 @@ float float_at(const StoredTensor& tensor, int64_t i) {
 // Into [rows, cols] of a flat buffer, from the same shape or its transpose.
 void read_matrix(const StoredTensor& tensor, int64_t rows, int64_t cols, bool transposed, float* to) {
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) to[r * cols + c] = float_at(tensor, transposed ? c * rows + r : r * cols + c);
+    for (int64_t c = 0; c < cols; ++c) {
+      const float value = float_at(tensor, transposed ? c * rows + r : r * cols + c);
+      check(std::isfinite(value), ErrorCode::bad_file,
+            fmt::format("{} has {} among its numbers; the adapter was saved after its training failed", tensor.name,
+                        value));
+      to[r * cols + c] = value;
+    }
   }
 }
 
@@ -52,6 +57,7 @@ enum class Part : uint8_t { a, b, magnitude };
 
 // Where a tensor of an adapter belongs.
 struct Place {
+  std::string_view prefix;  // before "layers." or "blk."
   int64_t layer = 0;
   Module module{};
   Part part{};
@@ -76,6 +82,19 @@ std::optional<Module> module_of(std::string_view path, AdapterFormat format) {
   return std::nullopt;
 }
 
+constexpr std::string_view peft_prefix = "base_model.model.";
+
+// What the text decoder is called in the checkpoints of the families that are read. Other towers, and the layers of multi-token prediction, have
+// layers too, but other names.
+bool is_text_decoder(std::string_view prefix, AdapterFormat format) {
+  if (format == AdapterFormat::gguf) return prefix.empty();
+  if (prefix.starts_with(peft_prefix)) prefix.remove_prefix(peft_prefix.size());
+  for (std::string_view known : {"", "model.", "model.language_model.", "language_model.model.", "language_model."}) {
+    if (prefix == known) return true;
+  }
+  return false;
+}
+
 // "…layers.3.self_attn.q_proj.lora_A.weight", mlx-lm's "…layers.3.self_attn.q_proj.lora_a", llama.cpp's "blk.3.attn_q.weight.lora_a".
 std::optional<Place> place_of(std::string_view name, AdapterFormat format, const ModelConfig& config) {
   Place place;
@@ -88,11 +107,13 @@ std::optional<Place> place_of(std::string_view name, AdapterFormat format, const
   }
   const std::string_view word = format == AdapterFormat::gguf ? "blk." : "layers.";
   const size_t at = path.find(word);
-  if (at == std::string_view::npos || (at > 0 && path[at - 1] != '.')) return std::nullopt;
+  if (at == std::string_view::npos || !is_text_decoder(path.substr(0, at), format)) return std::nullopt;
+  place.prefix = path.substr(0, at);
   const size_t digits = at + word.size(), dot = path.find('.', digits);
   if (dot == std::string_view::npos || dot == digits || dot - digits > 6) return std::nullopt;
   const std::string number(path.substr(digits, dot - digits));
   if (number.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  if (number.size() > 1 && number.front() == '0') return std::nullopt;
   place.layer = std::stoll(number);
   if (place.layer >= config.num_layers) return std::nullopt;
   const std::optional<Module> module = module_of(path.substr(dot + 1), format);
@@ -118,6 +139,12 @@ class PartsReader {
     for (const StoredTensor& tensor : tensors) {
       const std::optional<Place> place = place_of(tensor.name, format_, config_);
       if (place) add(tensor, *place, all[{place->layer, place->module}]);
+      else if (tensor.name.find("layers.") != std::string::npos && tensor.name.find("lora") != std::string::npos)
+        problems_.push_back(
+            fmt::format("{} belongs to no linear layer of this {} model's text decoder; adapters on other towers and "
+                        "on layers that the "
+                        "model does not have are not supported",
+                        tensor.name, config_.model_type));
       else
         problems_.push_back(
             fmt::format("{} belongs to no linear layer of this {} model", tensor.name, config_.model_type));
@@ -135,8 +162,19 @@ class PartsReader {
     return all;
   }
 
+  // What stands before "layers." in every name, without what PEFT puts before it: "model.".
+  std::string prefix() const { return prefix_.starts_with(peft_prefix) ? prefix_.substr(peft_prefix.size()) : prefix_; }
+
  private:
   void add(const StoredTensor& tensor, const Place& place, Parts& parts) {
+    const StoredTensor* same = place.part == Part::a ? parts.a : place.part == Part::b ? parts.b : parts.magnitude;
+    if (same != nullptr) {
+      problems_.push_back(fmt::format("{} and {} are of one module, which is named twice", same->name, tensor.name));
+      return;
+    }
+    if (first_.empty()) prefix_ = place.prefix, first_ = tensor.name;
+    else if (place.prefix != prefix_)
+      problems_.push_back(fmt::format("{} begins otherwise than {}: they are of two models", tensor.name, first_));
     const auto [in, out] = linear_shape(config_, place.layer, place.module);
     const bool supported = tensor.dtype == "F32" || tensor.dtype == "F16" || tensor.dtype == "BF16";
     if (place.part == Part::magnitude) {
@@ -168,79 +206,8 @@ class PartsReader {
   AdapterFormat format_;
   const ModelConfig& config_;
   std::vector<std::string>& problems_;
+  std::string prefix_, first_;
 };
-
-void refuse(const Json& config, const std::string& path, const char* key, const Json& neutral, const char* what) {
-  if (!config.contains(key) || config[key].is_null() || config[key] == neutral) return;
-  if (config[key].is_array() && config[key].empty()) return;
-  throw Error(ErrorCode::bad_config,
-              fmt::format("{}: {} is {}; {}", path, key, config[key].dump().substr(0, 80), what));
-}
-
-// PEFT matches a key as a regular expression: "(.*\.)?(key)$". Long ones are slow to compile, so that is done once.
-std::regex compiled(const std::string& key, const std::string& path) {
-  try {
-    return std::regex("(.*\\.)?(" + key + ")");
-  } catch (const std::regex_error&) {
-    throw Error(ErrorCode::bad_config, fmt::format("{}: '{}' is not a regular expression", path, key));
-  }
-}
-
-// `name` is a module's without what checkpoints have before it, which is tried.
-bool matches(const std::regex& key, const std::string& name) {
-  for (const char* prefix : {"model.", "model.language_model.", "language_model.model."}) {
-    if (std::regex_match(prefix + name, key)) return true;
-  }
-  return false;
-}
-
-using Patterns = std::vector<std::pair<std::regex, double>>;
-
-Patterns pattern(const Json& config, const char* key, const std::string& path) {
-  Patterns entries;
-  if (!config.contains(key) || !config[key].is_object()) return entries;
-  for (const auto& [name, value] : config[key].items()) {
-    if (value.is_number()) entries.emplace_back(compiled(name, path), value.get<double>());
-  }
-  return entries;
-}
-
-// The first that matches wins.
-template <class T>
-T by_pattern(const Patterns& patterns, const std::string& name, T otherwise) {
-  for (const auto& [key, value] : patterns) {
-    if (matches(key, name)) return static_cast<T>(value);
-  }
-  return otherwise;
-}
-
-// Which modules a PEFT config names: a list of path ends, one regular expression, or "all-linear". Nothing when it names none.
-std::vector<std::string> expected_modules(const Json& config, const ModelConfig& model, const std::string& path) {
-  std::vector<std::string> names;
-  if (!config.contains("target_modules")) return names;
-  const Json& targets = config["target_modules"];
-  std::optional<std::regex> whole;
-  if (targets.is_string() && targets != "all-linear") whole = compiled(targets.get<std::string>(), path);
-  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
-    for (int m = 0; m < num_modules; ++m) {
-      const auto module = static_cast<Module>(m);
-      if (linear_shape(model, layer, module).out == 0) continue;
-      const std::string name = module_name(layer, module), full = "model." + name;
-      bool wanted = targets == "all-linear";
-      if (whole) wanted = matches(*whole, name);
-      for (const Json& target : targets.is_array() ? targets : Json::array()) {
-        if (!target.is_string()) continue;
-        const auto end = target.get<std::string>();
-        wanted = wanted || full == end || full.ends_with("." + end);
-      }
-      const Json layers = config.value("layers_to_transform", Json());
-      if (layers.is_array() && !layers.empty())
-        wanted = wanted && std::find(layers.begin(), layers.end(), layer) != layers.end();
-      if (wanted) names.push_back(name);
-    }
-  }
-  return names;
-}
 
 // Where an adapter's files are.
 struct Files {
@@ -310,32 +277,14 @@ struct OpenAdapter {
   }
 };
 
-AdapterSpec peft_spec(const Json& json, const std::string& path) {
-  const ConfigReader config(json, path);
-  check(config.string_or("peft_type", "LORA") == "LORA", ErrorCode::bad_config,
-        path + ": peft_type is not LORA; only LoRA adapters are read");
-  refuse(json, path, "modules_to_save", nullptr, "whole saved modules are not supported");
-  refuse(json, path, "trainable_token_indices", nullptr, "trained tokens are not supported");
-  refuse(json, path, "bias", "none", "trained biases are not supported");
-  refuse(json, path, "fan_in_fan_out", false, "transposed weights are not supported");
-  return {.rank = config.has("r") ? config.integer("r") : 8,
-          .alpha = static_cast<float>(config.number_or("lora_alpha", 8)),
-          .dora = config.boolean_or("use_dora", false),
-          .rank_stabilised = config.boolean_or("use_rslora", false),
-          .dropout = static_cast<float>(config.number_or("lora_dropout", 0))};
-}
-
-AdapterSpec mlx_spec(const Json& json, const std::string& path) {
-  const ConfigReader config(json, path);
-  const std::string type = config.string_or("fine_tune_type", "lora");
-  check(type == "lora" || type == "dora", ErrorCode::bad_config,
-        path + ": fine_tune_type is neither lora nor dora; only these adapters are read");
-  const ConfigReader parameters(config.object_or("lora_parameters", Json::object()), path + ": lora_parameters");
-  AdapterSpec spec{.rank = parameters.has("rank") ? parameters.integer("rank") : 8, .dora = type == "dora"};
-  const double scale = parameters.number_or("scale", 20);  // mlx-lm's default
-  spec.alpha = static_cast<float>(scale * static_cast<double>(spec.rank));
-  spec.dropout = static_cast<float>(parameters.number_or("dropout", 0));
-  return spec;
+// Keys of llama.cpp's adapters, and of the description that any file may have.
+void refuse_other_gguf_keys(const GgufFile& file) {
+  for (const auto& [key, value] : file.header().metadata) {
+    const bool known = key == "adapter.type" || key == "adapter.lora.alpha" || key == "adapter.lora.task_name" ||
+                       key.starts_with("general.");
+    check(known, ErrorCode::bad_config,
+          fmt::format("{}: '{}' is not supported, and may change what the adapter does", file.path(), key));
+  }
 }
 
 // One alpha for the file; 0 means that nothing is scaled. Ranks are those of the tensors.
@@ -354,6 +303,8 @@ float gguf_alpha(const GgufFile& file, const ModelConfig& config) {
   const GgufValue* alpha = file.get("adapter.lora.alpha");
   check(alpha != nullptr && alpha->number(), ErrorCode::bad_file,
         file.path() + ": adapter.lora.alpha is missing; the adapter's strength is not known");
+  check(std::isfinite(*alpha->number()), ErrorCode::bad_file,
+        file.path() + ": adapter.lora.alpha is not a finite number");
   return static_cast<float>(*alpha->number());
 }
 
@@ -363,6 +314,7 @@ OpenAdapter open_gguf_adapter(const Files& files, const ModelConfig& config) {
   opened.about.format = AdapterFormat::gguf;
   AdapterSpec spec;
   spec.alpha = gguf_alpha(*opened.gguf, config);
+  refuse_other_gguf_keys(*opened.gguf);
   std::vector<std::string> problems;
   opened.parts = PartsReader(AdapterFormat::gguf, config, problems).read(opened.gguf->tensors(), false);
   if (opened.parts.empty()) problems.emplace_back("there is no LoRA tensor in it");
@@ -379,49 +331,70 @@ OpenAdapter open_gguf_adapter(const Files& files, const ModelConfig& config) {
   return opened;
 }
 
+// What PEFT would give an adapter to and the file has not, and ranks that the config says otherwise.
+void compare_with_config(const AdapterConfig& about, const PartsByModule& all, const std::string& prefix,
+                         const ModelConfig& config, std::vector<std::string>& problems) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (int m = 0; m < num_modules; ++m) {
+      const auto module = static_cast<Module>(m);
+      if (linear_shape(config, layer, module).out == 0) continue;
+      const std::string name = module_name(layer, module);
+      const auto found = all.find({layer, module});
+      if (found == all.end()) {
+        if (about.targets(prefix + name))
+          problems.push_back(fmt::format("{} is missing; {} targets it", name, adapter_config_name));
+      } else if (found->second.rank != about.rank_of(prefix + name)) {
+        problems.push_back(fmt::format("{} has rank {}, {} says {}", name, found->second.rank, adapter_config_name,
+                                       about.rank_of(prefix + name)));
+      }
+    }
+  }
+}
+
+AdapterConfig read_config(const Files& files) {
+  const Json json = read_json_file(files.config);
+  check(json.is_object(), ErrorCode::bad_file, files.config + ": needed a JSON object");
+  return files.format == AdapterFormat::peft ? AdapterConfig::peft(json, files.config)
+                                             : AdapterConfig::mlx(json, files.config);
+}
+
 OpenAdapter open_adapter(const std::string& path, const ModelConfig& config) {
   const Files files = find_files(path);
   if (files.format == AdapterFormat::gguf) return open_gguf_adapter(files, config);
   OpenAdapter opened;
-  LoadedAdapter& loaded = opened.about;
-  loaded.format = files.format;
-  const bool peft = files.format == AdapterFormat::peft;
-  const Json json = read_json_file(files.config);
-  check(json.is_object(), ErrorCode::bad_file, files.config + ": needed a JSON object");
-  AdapterSpec spec = peft ? peft_spec(json, files.config) : mlx_spec(json, files.config);
+  opened.about.format = files.format;
+  const AdapterConfig about = read_config(files);
+  opened.about.base = about.base();
   opened.safetensors = std::make_unique<SafetensorsFile>(files.weights);
   std::vector<std::string> problems;
-  opened.parts = PartsReader(files.format, config, problems).read(opened.safetensors->tensors(), spec.dora);
-  const Patterns alphas = pattern(json, "alpha_pattern", files.config),
-                 ranks = pattern(json, "rank_pattern", files.config);
-  if (peft) {
-    if (json.contains("base_model_name_or_path") && json["base_model_name_or_path"].is_string())
-      loaded.base = json["base_model_name_or_path"].get<std::string>();
-    for (const std::string& name : expected_modules(json, config, files.config)) {
-      bool there = false;
-      for (const auto& [key, parts] : opened.parts) there = there || module_name(key.first, key.second) == name;
-      if (!there) problems.push_back(fmt::format("{} is missing; {} targets it", name, adapter_config_name));
-    }
-  }
-  for (const auto& [key, parts] : opened.parts) {
-    const std::string name = module_name(key.first, key.second);
-    const int64_t rank = by_pattern(ranks, name, spec.rank);
-    if (parts.rank != rank)
-      problems.push_back(fmt::format("{} has rank {}, {} says {}", name, parts.rank, adapter_config_name, rank));
-  }
+  PartsReader reader(files.format, config, problems);
+  opened.parts = reader.read(opened.safetensors->tensors(), about.spec().dora);
+  const std::string prefix = reader.prefix();
+  if (problems.empty()) compare_with_config(about, opened.parts, prefix, config, problems);
   if (opened.parts.empty()) problems.emplace_back("there is no LoRA tensor in it");
   check(problems.empty(), ErrorCode::bad_file,
         fmt::format("{} does not fit:\n  {}", files.weights, fmt::join(problems, "\n  ")));
-
+  AdapterSpec spec = about.spec();
   for (const auto& [key, parts] : opened.parts) {
     const std::string name = module_name(key.first, key.second), full = "model." + name;
     spec.targets.push_back(full);
-    if (!ranks.empty()) spec.rank_pattern.emplace_back(full, parts.rank);
-    if (!alphas.empty())
-      spec.alpha_pattern.emplace_back(full, by_pattern(alphas, name, static_cast<double>(spec.alpha)));
+    if (!about.has_patterns()) continue;
+    spec.rank_pattern.emplace_back(full, parts.rank);
+    spec.alpha_pattern.emplace_back(full, about.alpha_of(prefix + name));
   }
-  loaded.layout = AdapterLayout(config, spec);
+  opened.about.layout = AdapterLayout(config, spec);
   return opened;
+}
+
+// A LoRA adapter without effect; DoRA's magnitudes act without B.
+std::string note_of(const std::string& path, const AdapterLayout& layout, const float* flat) {
+  if (layout.spec().dora) return "";
+  for (const AdapterLayout::Entry& e : layout.entries()) {
+    const float *b = flat + e.b_offset, *end = b + e.out * e.rank;
+    if (e.scale != 0 && std::any_of(b, end, [](float v) { return v != 0; })) return "";
+  }
+  return fmt::format(
+      "adapter {}: every B or its scale is zero, so it changes nothing; was it saved before its first step?", path);
 }
 
 // What differs, module by module: the scales within float rounding.
@@ -461,14 +434,18 @@ Adapter LoadedAdapter::view() {
   return {layout, tensor(flat), tensor(norms)};
 }
 
+void check_adapter_config(const std::string& folder) { read_config(find_files(folder)); }
+
 LoadedAdapter load_adapter(const std::string& path, const ModelConfig& config) {
   OpenAdapter opened = open_adapter(path, config);
   opened.about.flat.assign(static_cast<size_t>(opened.about.layout.size()), 0.0F);
   opened.read_into(config, opened.about.flat.data());
+  opened.about.note = note_of(path, opened.about.layout, opened.about.flat.data());
   return std::move(opened.about);
 }
 
-void load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout, float* flat) {
+std::string load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout,
+                              float* flat) {
   const OpenAdapter opened = open_adapter(path, config);
   const std::vector<std::string> problems = differences(layout, opened.about.layout);
   check(problems.empty(), ErrorCode::bad_file,
@@ -476,6 +453,7 @@ void load_adapter_into(const std::string& path, const ModelConfig& config, const
                     fmt::join(problems, "\n  ")));
   std::fill(flat, flat + layout.size(), 0.0F);
   opened.read_into(config, flat);
+  return note_of(path, layout, flat);
 }
 
 }  // namespace sluice

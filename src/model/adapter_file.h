@@ -9,8 +9,9 @@
 // llama.cpp: one .gguf, blk.0.attn_q.weight.lora_a [R, in] and lora_b [out, R], whose rows lie as the base's do; one alpha for all, scale =
 // alpha / R, so rank-stabilised and differing scales are folded into b; DoRA does not exist there. Values are F32.
 //
-// Loading is strict: every tensor must belong to a module of the model and every adapted module must be complete; all that
-// is wrong is listed in one Error(bad_file). What cannot be represented (modules_to_save, embeddings) is refused by name.
+// Loading is strict: every tensor must belong to a module of the text decoder, once, and every adapted module must be complete; all that
+// is wrong is listed in one Error(bad_file). What cannot be represented (modules_to_save, embeddings, other towers) is refused by name, and so is
+// what the config says and is not implemented (adapter_config.h).
 #pragma once
 
 #include <optional>
@@ -34,6 +35,7 @@ struct LoadedAdapter {
   std::vector<float> norms;  // DoRA: layout.num_norms() numbers once prepare_adapter (model/dora.h) has filled them
   AdapterFormat format = AdapterFormat::peft;
   std::string base;  // base_model_name_or_path, or empty
+  std::string note;  // one line for the user when the adapter has no effect, or empty
   std::optional<Arena>
       on_device;  // flat and norms once model/dora.h's prepare_adapter has placed them on a CUDA device
   Tensor device_flat, device_norms;
@@ -44,9 +46,13 @@ struct LoadedAdapter {
 // `path` is a folder, a .safetensors file with adapter_config.json beside it, or a .gguf file. Throws Error(bad_file), Error(bad_config).
 LoadedAdapter load_adapter(const std::string& path, const ModelConfig& config);
 
-// The same into memory of the caller's, layout.size() floats. Throws Error(bad_file) too when the adapter has other modules, ranks or scales than
-// `layout`, listing each.
-void load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout, float* flat);
+// What can be said without a base: throws Error(bad_config) for a setting of `folder`'s adapter_config.json that load_adapter would refuse.
+void check_adapter_config(const std::string& folder);
+
+// The same as load_adapter into memory of the caller's, layout.size() floats. Throws Error(bad_file) too when the adapter has other modules, ranks or scales than
+// `layout`, listing each. Returns what LoadedAdapter::note would say.
+std::string load_adapter_into(const std::string& path, const ModelConfig& config, const AdapterLayout& layout,
+                              float* flat);
 
 // `flat` is host memory in the layout's order. `base` is what base_model_name_or_path will say; `prefix` is the model's (ModelRecipe):
 // where a checkpoint has more than text, PEFT's names begin with model.language_model., mlx-lm's with language_model.model., and PEFT is given

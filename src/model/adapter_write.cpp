@@ -31,7 +31,8 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
   std::vector<TensorToWrite> tensors;
   const bool text_only = is_text_only(prefix);
   const std::string module_prefix = text_only ? "model." : "model.language_model.";
-  std::set<std::string> targets, names;
+  std::set<std::string> targets, names;  // by the last word, and as expressions
+  std::vector<std::string> paths;
   Json rank_pattern = Json::object(), alpha_pattern = Json::object();
   const AdapterSpec& spec = layout.spec();
   for (const AdapterLayout::Entry& e : layout.entries()) {
@@ -46,6 +47,7 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
     // A regular expression for PEFT, so dots are escaped.
     const std::string escaped = std::regex_replace(name, std::regex("\\."), "\\.");
     names.insert(escaped);
+    paths.push_back(module_prefix + name);
     if (e.rank != spec.rank) rank_pattern[escaped] = e.rank;
     if (e.alpha != spec.alpha) alpha_pattern[escaped] = e.alpha;
   }
@@ -67,7 +69,9 @@ void save_peft_adapter(const std::string& folder, const AdapterLayout& layout, c
                  {"modules_to_save", nullptr}};
   if (!text_only) {  // PEFT takes no layers_to_transform beside a pattern
     config["target_modules"] = fmt::format("model\\.language_model\\.(?:{})", fmt::join(names, "|"));
-  } else if (spec.last_layers >= 0) {
+  } else if (layout.selection() == AdapterLayout::Selection::irregular) {
+    config["target_modules"] = paths;
+  } else if (layout.selection() == AdapterLayout::Selection::some_layers) {
     std::set<int64_t> layers;
     for (const AdapterLayout::Entry& e : layout.entries()) layers.insert(e.layer);
     config["layers_to_transform"] = layers;
@@ -85,6 +89,11 @@ void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, co
     first_layer = std::min(first_layer, e.layer);
   }
   const double scale = static_cast<double>(layout.entries().front().scale);
+  // mlx-lm looks keys up among the modules of the last layers, and among the whole model's: by whole paths where the last layers do not tell.
+  std::set<int64_t> layers;
+  for (const AdapterLayout::Entry& e : layout.entries()) layers.insert(e.layer);
+  const bool by_path = layout.selection() == AdapterLayout::Selection::irregular ||
+                       static_cast<int64_t>(layers.size()) != num_model_layers - first_layer;
   std::vector<std::vector<float>> storage;
   storage.reserve(layout.entries().size() * 2);
   std::vector<TensorToWrite> tensors;
@@ -92,7 +101,7 @@ void save_mlx_adapter(const std::string& folder, const AdapterLayout& layout, co
   for (const AdapterLayout::Entry& e : layout.entries()) {
     const std::string key =
         (is_text_only(prefix) ? "model." : "language_model.model.") + module_name(e.layer, e.module);
-    keys.insert(std::string(module_path(e.module)));
+    keys.insert(by_path ? key : std::string(module_path(e.module)));
     std::vector<float> a(static_cast<size_t>(e.in * rank), 0.0F), b(static_cast<size_t>(rank * e.out), 0.0F);
     // One scale for the file: what differs goes into b.
     const auto factor = static_cast<float>(static_cast<double>(e.scale) / scale);

@@ -62,6 +62,12 @@ int64_t ConfigReader::num_layers(const std::string& key, size_t tensors) const {
   return layers;
 }
 
+double ConfigReader::positive_or(const std::string& key, double otherwise) const {
+  const double value = number_or(key, otherwise);
+  if (value <= 0) wrong(key, "a number above 0");
+  return value;
+}
+
 bool ConfigReader::boolean_or(const std::string& key, bool otherwise) const {
   const Json* value = find(key);
   if (value == nullptr) return otherwise;

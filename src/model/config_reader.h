@@ -20,7 +20,8 @@ class ConfigReader {
   bool is_null(const std::string& key) const;     // present and null
   int64_t integer(const std::string& key) const;  // > 0; throws Error(bad_config) when missing
   int64_t integer_or(const std::string& key, int64_t otherwise) const;
-  double number_or(const std::string& key, double otherwise) const;  // finite
+  double number_or(const std::string& key, double otherwise) const;    // finite
+  double positive_or(const std::string& key, double otherwise) const;  // > 0
   // As number_or, at least `low` and at most `high`; for what is kept in float32.
   float number_in(const std::string& key, double otherwise, double low, double high) const;
   // What rms norms add: above 0, else rows of zeros give NaN.

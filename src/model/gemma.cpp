@@ -66,29 +66,78 @@ int64_t window_of(const ConfigReader& config, int64_t otherwise) {
 // Gemma 4's full layers rotate a part of the pairs only; the others have frequency 0.
 RopeConfig proportional_rope(const ConfigReader& parameters, double theta, int64_t head_dim) {
   RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim)};
-  const double share = parameters.number_or("partial_rotary_factor", 1), factor = parameters.number_or("factor", 1);
+  const double share = parameters.number_or("partial_rotary_factor", 1), factor = parameters.positive_or("factor", 1);
   const auto rotated = static_cast<size_t>(std::floor(share * static_cast<double>(head_dim) / 2));
   for (size_t i = 0; i < rope.frequencies.size(); ++i)
     rope.frequencies[i] = i < rotated ? rope.frequencies[i] / factor : 0;
   return rope;
 }
 
-RopeConfig rope_of(const Json& parameters, double default_theta, int64_t head_dim, const std::string& where) {
-  if (!parameters.is_object()) return {.frequencies = rope_frequencies(default_theta, head_dim)};
-  const ConfigReader reader(parameters, where);
-  const double theta = reader.number_or("rope_theta", default_theta);
-  if (reader.string_or("rope_type", "default") == "proportional") return proportional_rope(reader, theta, head_dim);
-  return rope_from_json(parameters, theta, head_dim, where);
+RopeConfig rope_of(const Json& parameters, const RopeDefaults& defaults, const std::string& where) {
+  const ConfigReader reader(parameters.is_object() ? parameters : Json::object(), where);
+  if (reader.string_or("rope_type", "default") == "proportional")
+    return proportional_rope(reader, reader.positive_or("rope_theta", defaults.theta), defaults.head_dim);
+  return rope_from_json(parameters, defaults, where);
 }
 
-void set_ropes(ModelConfig& m, const ConfigReader& config, int64_t sliding_dim, int64_t full_dim, double sliding_theta,
-               double full_theta) {
+// The blocks of rope_parameters by kind of layer; both null where the config has none.
+std::pair<Json, Json> blocks_by_kind(const ConfigReader& config) {
   const Json both = config.object_or("rope_parameters", Json::object());
-  const Json sliding = both.value("sliding_attention", Json()),
-             full = both.value("full_attention", config.object_or("rope_scaling", Json()));
+  for (const auto& [key, value] : both.items()) {
+    check(key == "sliding_attention" || key == "full_attention", ErrorCode::bad_config,
+          fmt::format("{}: rope_parameters has '{}'; this architecture has a block sliding_attention and a block "
+                      "full_attention there",
+                      config.where(), key));
+  }
+  const ConfigReader reader(both, config.where() + ": rope_parameters");
+  return {reader.object_or("sliding_attention", Json()), reader.object_or("full_attention", Json())};
+}
+
+RopeDefaults defaults_of(const ModelConfig& m, double theta, int64_t head_dim) {
+  return {.theta = theta, .head_dim = head_dim, .max_position_embeddings = m.max_position_embeddings};
+}
+
+// Gemma 2: one rope for both kinds of layers.
+void set_one_rope(ModelConfig& m, const ConfigReader& config, int64_t head_dim) {
+  const Json block = rope_block(config);
+  m.ropes.assign(2, rope_from_json(block, defaults_of(m, 10000, head_dim), config.where()));
+  m.max_position_embeddings = stretched_positions(block, m.max_position_embeddings);
+}
+
+// Gemma 3: two thetas. rope_scaling is for the full layers, on top of their block.
+void set_gemma3_ropes(ModelConfig& m, const ConfigReader& config, int64_t head_dim) {
+  auto [sliding, full] = blocks_by_kind(config);
+  const Json scaling = config.object_or("rope_scaling", Json());
+  if (scaling.is_object()) {
+    check(scaling.contains("rope_type") || !scaling.contains("type"), ErrorCode::bad_config,
+          config.where() +
+              ": rope_scaling has 'type' and no 'rope_type', which versions of transformers read "
+              "differently for Gemma 3; name it rope_type");
+    if (full.is_null()) full = scaling;
+    else full.update(scaling);
+  }
+  const double local = config.positive_or("rope_local_base_freq", 10000), theta = config.positive_or("rope_theta", 1e6);
   m.ropes.resize(2);
-  m.ropes[rope_sliding] = rope_of(sliding, sliding_theta, sliding_dim, config.where());
-  m.ropes[rope_full] = rope_of(full, full_theta, full_dim, config.where());
+  m.ropes[rope_sliding] = rope_of(sliding, defaults_of(m, local, head_dim), config.where());
+  m.ropes[rope_full] = rope_of(full, defaults_of(m, theta, head_dim), config.where());
+}
+
+// Gemma 4: rope_parameters alone, by default those of its published models.
+void set_gemma4_ropes(ModelConfig& m, const ConfigReader& config, int64_t sliding_dim, int64_t full_dim) {
+  for (const char* key : {"rope_scaling", "partial_rotary_factor"})
+    config.refuse_if_present(key, "Gemma 4 reads rope_parameters alone");
+  auto [sliding, full] = blocks_by_kind(config);
+  if (!config.has("rope_parameters")) {
+    sliding = {{"rope_type", "default"}, {"rope_theta", 1e4}};
+    full = {{"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1e6}};
+  }
+  check(
+      sliding.is_object() && full.is_object() && sliding.contains("rope_theta") && full.contains("rope_theta"),
+      ErrorCode::bad_config,
+      config.where() + ": rope_parameters needs the blocks sliding_attention and full_attention, each with rope_theta");
+  m.ropes.resize(2);
+  m.ropes[rope_sliding] = rope_of(sliding, defaults_of(m, 1e4, sliding_dim), config.where());
+  m.ropes[rope_full] = rope_of(full, defaults_of(m, 1e6, full_dim), config.where());
 }
 
 // What all generations have in common, from config.json.
@@ -124,12 +173,8 @@ ModelRecipe gemma2_or_3(const WeightSource& source, const ConfigReader& config, 
   const int64_t head_dim = config.integer_or("head_dim", 256);
   m.attention_scale = 1.0F / std::sqrt(config.number_in("query_pre_attn_scalar", 256, 1e-6, 1e30));
   m.attention_softcap = config.number_in("attn_logit_softcapping", 0, 0, 1e30);
-  if (three)
-    set_ropes(m, config, head_dim, head_dim, config.number_or("rope_local_base_freq", 10000),
-              config.number_or("rope_theta", 1e6));
-  else
-    set_ropes(m, config, head_dim, head_dim, config.number_or("rope_theta", 10000),
-              config.number_or("rope_theta", 10000));
+  if (three) set_gemma3_ropes(m, config, head_dim);
+  else set_one_rope(m, config, head_dim);
   const std::vector<bool> sliding =
       sliding_layers(config, m.num_layers, three ? config.integer_or("sliding_window_pattern", 6) : 2);
   for (int64_t l = 0; l < m.num_layers; ++l) {
@@ -198,7 +243,7 @@ ModelRecipe gemma4(const WeightSource& source, const ConfigReader& config) {
     const auto found = std::find_if(m.layers.begin(), m.layers.end(), [&](auto& l) { return l.rope == rope; });
     return found == m.layers.end() ? otherwise : found->head_dim;
   };
-  set_ropes(m, config, dim_of(rope_sliding, sliding_dim), dim_of(rope_full, full_dim), 1e4, 1e6);
+  set_gemma4_ropes(m, config, dim_of(rope_sliding, sliding_dim), dim_of(rope_full, full_dim));
   share_keys(m, sliding, shared);
   return recipe;
 }
@@ -224,26 +269,19 @@ std::vector<bool> gguf_sliding_layers(const ConfigReader& config, int64_t num_la
   return sliding;
 }
 
-// Full layers only: linear scaling (Gemma 3) or divisors, of which 1e30 stands for a pair that is not rotated (Gemma 4).
-RopeConfig gguf_full_rope(const WeightSource& source, const ConfigReader& config, double theta, int64_t head_dim) {
-  const std::string type = config.string_or("rope.scaling.type", "none");
-  Json scaling = nullptr;
-  if (type != "none") {
-    check(type == "linear", ErrorCode::bad_config,
-          fmt::format("{}: rope.scaling.type is '{}'; Gemma has none or linear", config.where(), type));
-    scaling = {{"rope_type", type}, {"factor", config.number_or("rope.scaling.factor", 1)}};
-  }
-  RopeConfig rope = rope_from_json(scaling, theta, head_dim, config.where());
-  if (!source.contains("rope_freqs.weight")) return rope;
-  const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
-  check(divisors.size() == rope.frequencies.size(), ErrorCode::bad_file,
-        fmt::format("{}: rope_freqs.weight has {} entries, the head dimension needs {}", source.path(), divisors.size(),
-                    rope.frequencies.size()));
-  for (size_t i = 0; i < divisors.size(); ++i) {
-    double& f = rope.frequencies[i];
-    f = divisors[i] >= 1e29F ? 0 : f / static_cast<double>(divisors[i]);
-  }
-  return rope;
+// Linear scaling is Gemma 3's, of the full layers only, and Gemma 2's, of all; the divisors in rope_freqs.weight are the full layers'.
+void set_gguf_ropes(ModelConfig& m, const WeightSource& source, const ConfigReader& config, int64_t sliding_dim,
+                    int64_t full_dim) {
+  const std::string scaling = gguf_rope_block(config)["rope_type"];
+  check(scaling == "default" || (scaling == "linear" && m.model_type != "gemma4"), ErrorCode::bad_config,
+        fmt::format("{}: its rope scaling is '{}'; {} has none{}", config.where(), scaling, m.model_type,
+                    m.model_type == "gemma4" ? "" : " or linear"));
+  const double theta = config.positive_or("rope.freq_base", 10000);
+  const RopeConfig full = rope_from_gguf(source, config, theta, full_dim);
+  if (m.model_type == "gemma2") return m.ropes.assign(2, full);
+  check_rotated(config, "rope.dimension_count_swa", sliding_dim);
+  m.ropes.assign(2, full);
+  m.ropes[rope_sliding].frequencies = rope_frequencies(config.positive_or("rope.freq_base_swa", 10000), sliding_dim);
 }
 
 ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
@@ -275,11 +313,7 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   // llama.cpp's converters do not write query_pre_attn_scalar: it is the head dimension but for the two 27B models.
   const bool by_width = (two && m.num_layers == 46) || (three && m.num_layers == 62);
   m.attention_scale = four ? 1.0F : 1.0F / std::sqrt(static_cast<float>(by_width ? m.hidden_size / heads : full_dim));
-  const double theta = config.number_or("rope.freq_base", 10000);
-  m.ropes.resize(2);
-  m.ropes[rope_sliding] = {
-      .frequencies = rope_frequencies(two ? theta : config.number_or("rope.freq_base_swa", 10000), sliding_dim)};
-  m.ropes[rope_full] = gguf_full_rope(source, config, theta, full_dim);
+  set_gguf_ropes(m, source, config, sliding_dim, full_dim);
   const std::vector<bool> sliding = gguf_sliding_layers(config, m.num_layers, two ? 2 : 6);
   const int64_t shared = config.integer_or("attention.shared_kv_layers", 0);
   for (int64_t l = 0; l < m.num_layers; ++l) {

@@ -55,10 +55,10 @@ ModelRecipe from_huggingface(const WeightSource& source, const std::string& type
     layer.window = window_of(config, type, l);
     m.layers.push_back(layer);
   }
-  const Json rope = config.object_or("rope_parameters", config.object_or("rope_scaling", nullptr));
-  const ConfigReader scaling(rope.is_object() ? rope : Json::object(), config.where());
-  const double theta = config.number_or("rope_theta", scaling.number_or("rope_theta", 10000));
-  m.ropes = {rope_from_json(rope, theta, layer.head_dim, config.where())};
+  const Json rope = rope_block(config);
+  m.ropes = {rope_from_json(rope, {.head_dim = layer.head_dim, .max_position_embeddings = m.max_position_embeddings},
+                            config.where())};
+  m.max_position_embeddings = stretched_positions(rope, m.max_position_embeddings);
   m.bos_token_id = config.integer_or("bos_token_id", -1);
   m.eos_token_ids = config.integers("eos_token_id");
   return recipe;
@@ -85,25 +85,12 @@ ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {
   m.vocab_size = embedding->rows;
   m.tied_head = !source.find("output.weight").has_value();
 
-  const double theta = config.number_or("rope.freq_base", 10000);
-  Json scaling = nullptr;
-  const std::string scaling_type = config.string_or("rope.scaling.type", "none");
-  if (scaling_type != "none") {
-    scaling = Json{{"rope_type", scaling_type},
-                   {"factor", config.number_or("rope.scaling.factor", 1)},
-                   {"original_max_position_embeddings", config.number_or("rope.scaling.original_context_length", 0)}};
-    if (config.has("rope.scaling.attn_factor"))
-      scaling["attention_factor"] = config.number_or("rope.scaling.attn_factor", 1);
-  }
-  RopeConfig rope = rope_from_json(scaling, theta, layer.head_dim, config.where());
-  if (source.find("rope_freqs.weight").has_value()) {  // llama3 scaling: divisors of the frequencies
-    const std::vector<float> divisors = source.read_vector("rope_freqs.weight");
-    check(divisors.size() == rope.frequencies.size(), ErrorCode::bad_file,
-          fmt::format("{}: rope_freqs.weight has {} entries, the head dimension needs {}", source.path(),
-                      divisors.size(), rope.frequencies.size()));
-    for (size_t i = 0; i < divisors.size(); ++i) rope.frequencies[i] /= static_cast<double>(divisors[i]);
-  }
-  m.ropes = {rope};
+  const double theta = config.positive_or("rope.freq_base", 10000);
+  check(config.number_or("rope.freq_base_swa", theta) == theta, ErrorCode::bad_config,
+        fmt::format("{}: {}.rope.freq_base_swa is {} and freq_base {}; this architecture has one rope for all layers",
+                    source.path(), type, config.number_or("rope.freq_base_swa", theta), theta));
+  m.ropes = {rope_from_gguf(source, config, theta, layer.head_dim)};
+  m.max_position_embeddings = stretched_positions(gguf_rope_block(config), m.max_position_embeddings);
   const ConfigReader tokenizer(source.config(), source.path(), "tokenizer.ggml.");
   m.bos_token_id = tokenizer.integer_or("bos_token_id", -1);
   for (const char* key : {"eos_token_id", "eot_token_id"}) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/rng.h"
@@ -51,7 +52,37 @@ bool names_module(const std::string& key, const std::string& path) {
   return path.size() > key.size() && path.ends_with(key) && path[path.size() - key.size() - 1] == '.';
 }
 
+std::string decoder_path(const std::string& key) {
+  for (std::string_view prefix : {"model.language_model.", "language_model.model."}) {
+    if (key.starts_with(prefix)) return "model." + key.substr(prefix.size());
+  }
+  return key;
+}
+
 namespace {
+
+template <class U>
+std::vector<std::pair<std::string, U>> with_decoder_paths(std::vector<std::pair<std::string, U>> patterns) {
+  for (auto& [key, value] : patterns) key = decoder_path(key);
+  return patterns;
+}
+
+// `names` are those of the adapted modules.
+template <class U>
+void check_patterns(const char* what, const std::vector<std::pair<std::string, U>>& patterns,
+                    const std::vector<std::string>& names) {
+  for (const auto& [key, value] : patterns) {
+    const bool used =
+        std::any_of(names.begin(), names.end(), [&, &key = key](const auto& name) { return names_module(key, name); });
+    check(
+        used, ErrorCode::bad_config,
+        fmt::format("lora_parameters.{}: '{}' matches no adapted module; give a path or its end, such as down_proj or "
+                    "layers.3.self_attn.q_proj",
+                    what, key));
+    check(std::isfinite(static_cast<double>(value)), ErrorCode::bad_config,
+          fmt::format("lora_parameters.{}: '{}' is {}, needed a finite number", what, key, value));
+  }
+}
 
 template <class T, class U>
 T first_match(const std::vector<std::pair<std::string, U>>& patterns, const std::string& name, T otherwise) {
@@ -75,6 +106,9 @@ int64_t padded(int64_t elements) { return (elements + 63) / 64 * 64; }
 
 AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec) : spec_(spec) {
   std::vector<bool> used(spec.targets.size(), false);
+  const auto ranks = with_decoder_paths(spec.rank_pattern);
+  const auto alphas = with_decoder_paths(spec.alpha_pattern);
+  std::vector<std::string> names;
   index_.resize(static_cast<size_t>(config.num_layers));
   for (auto& row : index_) row.fill(-1);
   const int64_t first = spec.last_layers < 0 ? 0 : std::max<int64_t>(0, config.num_layers - spec.last_layers);
@@ -86,14 +120,14 @@ AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec)
       const std::string name = "model." + module_name(layer, module);
       bool wanted = spec.targets.empty();
       for (size_t t = 0; t < spec.targets.size(); ++t) {
-        if (!names_module(spec.targets[t], name)) continue;
+        if (!names_module(decoder_path(spec.targets[t]), name)) continue;
         wanted = true;
         used[t] = true;
       }
       if (!wanted) continue;
       Entry entry{.layer = layer, .module = module, .in = in, .out = out};
-      entry.rank = first_match(spec.rank_pattern, name, spec.rank);
-      entry.alpha = first_match(spec.alpha_pattern, name, spec.alpha);
+      entry.rank = first_match(ranks, name, spec.rank);
+      entry.alpha = first_match(alphas, name, spec.alpha);
       check(entry.rank >= 1, ErrorCode::bad_config, fmt::format("rank of {} is {}; give at least 1", name, entry.rank));
       const auto rank = static_cast<float>(entry.rank);
       entry.scale = entry.alpha / (spec.rank_stabilised ? std::sqrt(rank) : rank);
@@ -101,6 +135,7 @@ AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec)
       size_ += padded(entry.rank * in);
       index_[static_cast<size_t>(layer)][static_cast<size_t>(m)] = static_cast<int32_t>(entries_.size());
       entries_.push_back(entry);
+      names.push_back(name);
     }
   }
   b_begin_ = size_;
@@ -121,6 +156,25 @@ AdapterLayout::AdapterLayout(const ModelConfig& config, const AdapterSpec& spec)
                       config.model_type, known_targets()));
   }
   check(!entries_.empty(), ErrorCode::bad_config, "no layer is adapted; num_layers must be -1 (all) or at least 1");
+  check_patterns("rank_pattern", ranks, names);
+  check_patterns("alpha_pattern", alphas, names);
+  find_selection(config);
+}
+
+void AdapterLayout::find_selection(const ModelConfig& config) {
+  std::array<bool, num_modules> modules{};
+  size_t layers = 0;
+  for (const Entry& e : entries_) modules[static_cast<size_t>(e.module)] = true;
+  for (size_t layer = 0; layer < index_.size(); ++layer) {
+    const auto& row = index_[layer];
+    if (std::all_of(row.begin(), row.end(), [](int32_t i) { return i < 0; })) continue;
+    ++layers;
+    for (size_t m = 0; m < modules.size(); ++m) {
+      const bool exists = linear_shape(config, static_cast<int64_t>(layer), static_cast<Module>(m)).out > 0;
+      if (modules[m] && exists && row[m] < 0) selection_ = Selection::irregular;
+    }
+  }
+  if (selection_ == Selection::all_layers && layers < index_.size()) selection_ = Selection::some_layers;
 }
 
 const AdapterLayout::Entry* AdapterLayout::find(int64_t layer, Module module) const {

@@ -40,6 +40,9 @@ std::string module_name(int64_t layer, Module module);
 // Whether a target or a pattern's key names a module, as PEFT matches literal keys: the path itself or its end after a dot.
 bool names_module(const std::string& key, const std::string& path);
 
+// A path as it is here, where a checkpoint that has more than text calls it otherwise: "model.language_model.layers.3…" is "model.layers.3…".
+std::string decoder_path(const std::string& key);
+
 struct LinearShape {
   int64_t in = 0, out = 0;  // 0: this layer has no such module
 };
@@ -60,8 +63,8 @@ struct AdapterSpec {
   bool dora = false;             // weight-decomposed: Liu et al. 2024, arXiv:2402.09353
   bool rank_stabilised = false;  // scale = alpha / sqrt(rank): Kalajdzievski 2023, arXiv:2312.03732
   float dropout = 0;
-  // Patterns as PEFT matches them: a module is adapted if its path equals a target or ends with "." + target. Empty: every linear
-  // layer inside the blocks.
+  // Patterns as PEFT matches them: a module is adapted if its path equals a target or ends with "." + target. A whole path begins with "model.",
+  // or as the checkpoint has it. Empty: every linear layer inside the blocks.
   std::vector<std::string> targets;
   int64_t last_layers = -1;  // only the last n layers; -1: all
   // PEFT's rank_pattern and alpha_pattern: the first match in this order wins.
@@ -80,13 +83,17 @@ class AdapterLayout {
     int64_t a_offset = 0, b_offset = 0, magnitude_offset = 0, norm_offset = 0;
   };
 
+  // How the adapted modules can be told: the same kinds in every layer, the same in some layers, or each by its name.
+  enum class Selection : uint8_t { all_layers, some_layers, irregular };
+
   AdapterLayout() = default;
-  // Throws Error(bad_config) naming a target that matches nothing, or a rank < 1.
+  // Throws Error(bad_config) naming a target or pattern that matches nothing, or a rank < 1.
   AdapterLayout(const ModelConfig& config, const AdapterSpec& spec);
 
   const AdapterSpec& spec() const { return spec_; }
   const std::vector<Entry>& entries() const { return entries_; }
   const Entry* find(int64_t layer, Module module) const;
+  Selection selection() const { return selection_; }
   int64_t size() const { return size_; }        // elements of the flat buffer, padded entries included
   int64_t b_begin() const { return b_begin_; }  // where the Bs begin
   int64_t magnitude_begin() const { return magnitude_begin_; }
@@ -94,7 +101,10 @@ class AdapterLayout {
   int64_t num_parameters() const;                                 // trained numbers
 
  private:
+  void find_selection(const ModelConfig& config);
+
   AdapterSpec spec_;
+  Selection selection_ = Selection::all_layers;
   std::vector<Entry> entries_;
   std::vector<std::array<int32_t, num_modules>> index_;  // by layer; -1: none
   int64_t b_begin_ = 0, magnitude_begin_ = 0, size_ = 0;

@@ -20,26 +20,25 @@ Json per_layer(const Json& metadata) {
   return per_layer(metadata.value("optimization", Json()));
 }
 
-// Of each adapted module, in the layout's order. Names in the file are the checkpoint's own: "model.layers.3…", "language_model.model.layers.3…".
-std::vector<double> read_kl(const Model& model, const AdapterLayout& layout) {
+// Of each adapted module, in the layout's order; nothing where the file has no figure. Names in it are the checkpoint's own:
+// "model.layers.3…", "language_model.model.layers.3…".
+std::vector<std::optional<double>> read_kl(const Model& model, const AdapterLayout& layout) {
   const std::optional<Json> metadata = model.source->side_file(metadata_name);
   check(metadata.has_value(), ErrorCode::bad_config,
         fmt::format("rank_policy is by_kl, but {} has no {}; use by_bits or uniform", model.source->path(),
                     metadata_name));
   const Json listed = per_layer(*metadata);
-  std::vector<double> values;
+  std::vector<std::optional<double>> values;
   for (const Entry& e : layout.entries()) {
     const std::string name = module_name(e.layer, e.module);
-    double kl = -1;
+    std::optional<double> kl;
     for (const auto& [key, about] : listed.items()) {
       if (key != name && !key.ends_with("." + name)) continue;
       if (about.is_object() && about.contains("kl") && about["kl"].is_number()) kl = about["kl"].get<double>();
     }
-    check(
-        std::isfinite(kl) && kl >= 0, ErrorCode::bad_config,
-        fmt::format("rank_policy is by_kl, but {} in {} has no kl for {}; use by_bits or uniform, or leave the module "
-                    "out of lora_parameters.keys",
-                    metadata_name, model.source->path(), name));
+    check(!kl || (std::isfinite(*kl) && *kl >= 0), ErrorCode::bad_config,
+          fmt::format("{} in {}: the kl of {} is {}, needed 0 or more", metadata_name, model.source->path(), name,
+                      kl.value_or(0)));
     values.push_back(kl);
   }
   return values;
@@ -51,19 +50,33 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+bool is_quantised(const Weight& weight) {
+  return weight.format != WeightFormat::f32 && weight.format != WeightFormat::f16 &&
+         weight.format != WeightFormat::bf16;
+}
+
 std::vector<double> factors(const Model& model, const AdapterLayout& layout, RankPolicy policy) {
   std::vector<double> all;
   if (policy == RankPolicy::by_bits) {
-    for (const Entry& e : layout.entries())
-      all.push_back(static_cast<double>(code_bits(linear_of(model, e.layer, e.module).weight)) / 4);
+    for (const Entry& e : layout.entries()) {
+      const Weight& weight = linear_of(model, e.layer, e.module).weight;
+      all.push_back(is_quantised(weight) ? static_cast<double>(code_bits(weight)) / 4 : 1);
+    }
     return all;
   }
-  all = read_kl(model, layout);
+  const std::vector<std::optional<double>> kl = read_kl(model, layout);
+  for (const std::optional<double>& value : kl) {
+    if (value) all.push_back(*value);
+  }
+  check(!all.empty(), ErrorCode::bad_config,
+        fmt::format("rank_policy is by_kl, but {} in {} has no kl for any adapted module; use by_bits or uniform",
+                    metadata_name, model.source->path()));
   const double middle = median(all);
   check(middle > 0, ErrorCode::bad_config,
         fmt::format("rank_policy is by_kl, but the median kl of the adapted modules in {} is 0; use by_bits or uniform",
                     metadata_name));
-  for (double& kl : all) kl = std::clamp(kl / middle, 0.5, 2.0);
+  all.clear();
+  for (const std::optional<double>& value : kl) all.push_back(value ? std::clamp(*value / middle, 0.5, 2.0) : 1);
   return all;
 }
 
@@ -96,8 +109,9 @@ AdapterSpec with_ranks(const Model& model, AdapterSpec spec, RankPolicy policy) 
   for (size_t i = 0; i < by.size(); ++i) {
     const Entry& e = layout.entries()[i];
     const std::string name = "model." + module_name(e.layer, e.module);
-    const bool by_user = std::any_of(spec.rank_pattern.begin(), spec.rank_pattern.begin() + given,
-                                     [&](const auto& pattern) { return names_module(pattern.first, name); });
+    const bool by_user =
+        std::any_of(spec.rank_pattern.begin(), spec.rank_pattern.begin() + given,
+                    [&](const auto& pattern) { return names_module(decoder_path(pattern.first), name); });
     if (by_user) continue;
     const int64_t own = std::max<int64_t>(1, static_cast<int64_t>(std::floor(rank * by[i] + 0.5)));
     spec.rank_pattern.emplace_back(name, own);
@@ -105,6 +119,21 @@ AdapterSpec with_ranks(const Model& model, AdapterSpec spec, RankPolicy policy) 
       spec.alpha_pattern.emplace_back(name, static_cast<double>(spec.alpha) * static_cast<double>(own) / rank);
   }
   return spec;
+}
+
+std::string without_figures(const Model& model, const AdapterLayout& layout) {
+  const std::vector<std::optional<double>> kl = read_kl(model, layout);
+  std::string names;
+  int64_t count = 0;
+  for (size_t i = 0; i < kl.size(); ++i) {
+    if (kl[i] || ++count > 3) continue;
+    names +=
+        fmt::format("{}{}", count > 1 ? ", " : "", module_name(layout.entries()[i].layer, layout.entries()[i].module));
+  }
+  if (count == 0) return "";
+  return fmt::format(
+      "rank_policy by_kl: {} has no kl for {} of {} adapted modules ({}{}); they keep the rank that is set",
+      metadata_name, count, kl.size(), names, count > 3 ? ", …" : "");
 }
 
 std::string rank_table(const AdapterLayout& layout) {

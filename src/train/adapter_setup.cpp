@@ -13,6 +13,8 @@ AdapterSpec adapter_spec(const TrainConfig& config) {
                    .dropout = static_cast<float>(config.dropout),
                    .targets = config.keys,
                    .last_layers = config.num_layers};
+  // PEFT's word for every linear layer.
+  if (config.keys == std::vector<std::string>{"all-linear"}) spec.targets.clear();
   const auto split = [](const std::string& entry) {
     const size_t equals = entry.find('=');
     return std::pair(entry.substr(0, equals), std::stod(entry.substr(equals + 1)));
@@ -33,13 +35,15 @@ AdapterLayout adapter_layout(const TrainConfig& config, const Model& model) {
   return {model.config, with_ranks(model, adapter_spec(config), policy)};
 }
 
-void start_adapter(Context& ctx, const Model& model, const TrainConfig& config, const Adapter& adapter) {
+std::string start_adapter(Context& ctx, const Model& model, const TrainConfig& config, const Adapter& adapter) {
   HostFloats flat(ctx, adapter.flat(), HostFloats::Content::unread);
   const bool loads = !config.resume_adapter_file.empty();
-  if (loads) load_adapter_into(config.resume_adapter_file, model.config, adapter.layout(), flat.data());
+  std::string note;
+  if (loads) note = load_adapter_into(config.resume_adapter_file, model.config, adapter.layout(), flat.data());
   else initialise_adapter(adapter.layout(), static_cast<uint64_t>(config.seed), flat.data());
   flat.write_back();
   if (!loads) start_magnitudes(ctx, model, adapter);
+  return note;
 }
 
 int64_t resident_bytes(const AdapterLayout& layout) {

@@ -323,13 +323,18 @@ std::vector<std::string> validate(const TrainConfig& config) {
   if (config.warmup > 0 && config.warmup_ratio > 0)
     problems.emplace_back("lr_schedule.warmup and lr_schedule.warmup_ratio are both given; give one");
   if (config.rs_lora && config.alpha == 0) problems.emplace_back("rs_lora needs lora_parameters.alpha");
+  if (config.keys.size() > 1 && std::count(config.keys.begin(), config.keys.end(), "all-linear") > 0)
+    problems.emplace_back("lora_parameters.keys has all-linear beside other keys; give it alone, or the others");
   for (const auto* patterns : {&config.rank_pattern, &config.alpha_pattern}) {
     for (const std::string& entry : *patterns) {
       const size_t equals = entry.find('=');
       const auto value = equals == std::string::npos ? std::nullopt : parse_double(entry.substr(equals + 1));
-      if (!value || equals == 0 || *value <= 0)
-        problems.push_back(
-            fmt::format("'{}' in a pattern of lora_parameters; needed path=number, e.g. down_proj=4", entry));
+      const bool rank = patterns == &config.rank_pattern;
+      if (!value || equals == 0 || !(*value > 0) || !std::isfinite(*value))
+        problems.push_back(fmt::format("'{}' in lora_parameters.{}; needed path=number above 0, e.g. down_proj=4",
+                                       entry, rank ? "rank_pattern" : "alpha_pattern"));
+      else if (rank && (*value != std::floor(*value) || *value > 4096))
+        problems.push_back(fmt::format("'{}' in lora_parameters.rank_pattern; needed a whole rank up to 4096", entry));
     }
   }
   try {

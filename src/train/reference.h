@@ -29,6 +29,7 @@ class ReferencePolicy {
   // Changes when a weight of the base or of the adapter does; weights are sampled, not read whole.
   const std::string& key() const { return key_; }
   const std::string& identity() const { return identity_; }
+  std::string note() const { return adapter_ ? adapter_->note : ""; }  // what the user should be told of the adapter
 
   // Sums by row (train/objective.h), of the rows that are wanted; zeros for the others. before_row may throw to end it.
   std::vector<PairReference> logps(Context& ctx, const RunRows& rows, const std::vector<bool>& wanted,

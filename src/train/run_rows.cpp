@@ -67,6 +67,16 @@ std::vector<const Sample*> RunRows::sequences(int64_t row) const {
 
 const Sample& RunRows::sequence(int64_t row) const { return *sequences(row).front(); }
 
+std::vector<int64_t> RunRows::lengths() const {
+  std::vector<int64_t> all;
+  for (int64_t row = 0; row < size(); ++row) {
+    int64_t longest = 0;
+    for (const Sample* sample : sequences(row)) longest = std::max(longest, static_cast<int64_t>(sample->ids.size()));
+    all.push_back(longest);
+  }
+  return all;
+}
+
 void RunRows::check_vocabulary(int64_t vocab_size) const {
   for (int64_t row = 0; row < size(); ++row) {
     for (const Sample* sample : sequences(row)) {

@@ -30,6 +30,8 @@ class RunRows {
   std::vector<PreferenceBatch> reference_batches(int64_t row) const;
   // One of the row's sequences.
   const Sample& sequence(int64_t row) const;
+  // Tokens of each row's longest sequence.
+  std::vector<int64_t> lengths() const;
 
   // Throws Error(bad_file) naming a row with a token that a model of this vocabulary does not have.
   void check_vocabulary(int64_t vocab_size) const;

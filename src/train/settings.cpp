@@ -187,7 +187,7 @@ const std::vector<Setting>& train_settings() {
        0.999},
       {"lora_parameters.keys",
        &C::keys,
-       "modules to adapt, by path or its end; empty: every linear layer",
+       "modules to adapt, by path or its end (layers.0.self_attn.q_proj); empty or all-linear: every linear layer",
        {"lora_target_modules", "target_modules", "keys"}},
       {"lora_parameters.rank_pattern",
        &C::rank_pattern,
@@ -200,7 +200,7 @@ const std::vector<Setting>& train_settings() {
       {"lora_parameters.rank_policy",
        &C::rank_policy,
        "rank by module: by_bits = rank x stored bits / 4, by_kl = rank x clip(kl / median, 0.5, 2) from "
-       "optiq_metadata.json; rank_pattern wins",
+       "optiq_metadata.json; modules that are not quantised, or have no kl, keep the rank; rank_pattern wins",
        {"rank_policy", "rank_scaling"},
        {"uniform", "by_bits", "by_kl"}},
       {"num_layers", &C::num_layers, "adapt only the last n layers; -1: all", {"lora_layers"}, {}, -1, 1e6},

@@ -84,6 +84,7 @@ Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_ta
   load_data();
   leave_before_steps();
   layout_ = adapter_layout(config_, *model_);
+  if (config_.rank_policy == "by_kl") note(without_figures(*model_, layout_));
   if (objective_.needs_reference()) policy_.emplace(*model_, reference_folder(config_));
   if (config_.eval_task != "none") {
     check(static_cast<bool>(make_task), ErrorCode::bad_config,
@@ -95,6 +96,10 @@ Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_ta
 }
 
 Run::~Run() = default;
+
+void Run::note(const std::string& text) {
+  if (!text.empty()) progress_.note(text);
+}
 
 void Run::load_data() {
   progress_.phase("reading " + config_.data);
@@ -125,6 +130,9 @@ void Run::load_data() {
                     config_.data));
   train_rows_.check_vocabulary(model_->config.vocab_size);
   valid_rows_.check_vocabulary(model_->config.vocab_size);
+  std::vector<int64_t> lengths = train_rows_.lengths();
+  for (int64_t length : valid_rows_.lengths()) lengths.push_back(length);
+  note(beyond_positions(lengths, model_->config.max_position_embeddings));
 }
 
 void set_machine(PlanRequest& request, const TrainConfig& config, int num_threads) {
@@ -252,7 +260,7 @@ void Run::start() {
       {.start = objective_.orpo_lambda, .max = config_.orpo_lambda_max, .patience = config_.orpo_lambda_patience});
   for (Tensor t : {s.m, s.v, s.g}) zero(s.ctx, {.tensor = t});
   const auto start = [&] {
-    start_adapter(s.ctx, *model_, config_, s.adapter);
+    note(start_adapter(s.ctx, *model_, config_, s.adapter));
     s.start_hash = s.parameter_hash();
   };
   // A run that is resumed no longer needs the adapter that it began with.

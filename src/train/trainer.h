@@ -110,6 +110,7 @@ class Run {
   void after_validation(const PreferenceMetrics& metrics);
   void warn_of_displacement();
   Json identity() const;
+  void note(const std::string& text);  // nothing when it is empty
   int64_t held_bytes() const;
   [[noreturn]] void fail(const std::string& what);
 

@@ -62,6 +62,7 @@ void Run::find_reference() {
   progress_.note(fmt::format("reference policy: {}; its log-probabilities, {}, have sha256 {}", policy_->identity(),
                              computed ? "computed now" : "kept in reference_logps.safetensors",
                              reference_.hash().substr(0, 16)));
+  note(policy_->note());
   policy_->forget();
 }
 

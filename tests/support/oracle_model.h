@@ -52,11 +52,13 @@ struct OracleModel {
   std::vector<float> grads;
 
   // The quantised copies have the samples and the adapter of the folder they were made from.
-  explicit OracleModel(const std::string& name)
-      : oracle(name), model(on_test_device(load_model(oracle.path().string()))), samples(oracle.meta()["samples"]) {
+  explicit OracleModel(const std::string& name, const std::filesystem::path& dir = oracle_dir())
+      : oracle(name, dir),
+        model(on_test_device(load_model(oracle.path().string()))),
+        samples(oracle.meta()["samples"]) {
     std::filesystem::path folder = oracle.path() / oracle.meta().value("adapter", "adapter");
     if (oracle.meta().contains("base_fixture"))
-      samples = Oracle(oracle.meta()["base_fixture"].get<std::string>()).meta()["samples"];
+      samples = Oracle(oracle.meta()["base_fixture"].get<std::string>(), dir).meta()["samples"];
     adapter = load_adapter(folder.string(), model->config);
     grads.assign(adapter.flat.size(), 0.0F);
   }

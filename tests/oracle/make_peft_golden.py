@@ -81,7 +81,7 @@ def main():
     if options.check:
         return check(*options.check)
     cases = [{"config": case, "adapted": adapted(case)} for case in CASES]
-    (GOLDEN / "peft_targets.json").write_text(json.dumps(cases, indent=1) + "\n")
+    (GOLDEN / "peft_targets.json").write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
 
 
 if __name__ == "__main__":

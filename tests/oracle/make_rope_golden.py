@@ -85,7 +85,7 @@ def values(folder, changes):
 
 def main():
     cases = [{"folder": folder, "changes": changes, "ropes": values(folder, changes)} for folder, changes in CASES]
-    (GOLDEN / "rope.json").write_text(json.dumps(cases, indent=1) + "\n")
+    (GOLDEN / "rope.json").write_text("[\n" + ",\n".join(map(json.dumps, cases)) + "\n]\n")
 
 
 if __name__ == "__main__":

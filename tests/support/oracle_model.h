@@ -24,12 +24,14 @@ inline std::unique_ptr<Model> on_test_device(std::unique_ptr<Model> model) {
   return model;
 }
 
-// Folders of the oracle that hold a model of a supported family, quantised copies included.
+// Folders of the oracle that hold a model of a supported family, quantised copies included. Mixtures of experts are refused by name, also those of a
+// family whose dense models are read.
 inline std::vector<std::string> oracle_models() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(oracle_dir())) {
     if (!std::filesystem::exists(entry.path() / "config.json")) continue;
     const Json config = Json::parse(read_whole_file(entry.path() / "config.json"));
+    if (config.value("text_config", config).value("enable_moe_block", false)) continue;
     std::string type = config.value("model_type", "");
     for (const ModelFamily& family : model_families()) {
       if (type == family.name) names.push_back(entry.path().filename().string());

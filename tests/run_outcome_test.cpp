@@ -77,7 +77,8 @@ struct Scored : TinyRun {
 
   explicit Scored(std::vector<double> listed) : scores(std::move(listed)) {
     config.eval_task = "chunk";
-    config.eval_task_data = "given by the test";
+    write_text(folder / "cases.jsonl", "the scores are the list's\n");
+    config.eval_task_data = (folder / "cases.jsonl").string();
     config.metric_for_best_model = "chunk_score";
     config.save_every = 1;
     config.steps_per_eval = 1;

@@ -3,8 +3,8 @@
 //   ConsoleProgress progress;
 //   RunResult result = train(read_config("config.yaml", {}), progress);
 //
-// What it leaves in adapter_path (nothing, when it is refused): config.resolved.yaml, plan.json, data_report.json, metrics.jsonl, training.svg, step-*/, last, best, and
-// with a reference policy reference_logps.safetensors. A run
+// What it leaves in adapter_path (docs/formats.md, nothing when it is refused): config.resolved.yaml, plan.json, data_report.json, metrics.jsonl,
+// training.svg, step-*/, last, best, and with a reference policy reference_logps.safetensors. A run
 // that is killed at any moment and started again with `resume: true` ends with the same bytes. Throws Error: bad_config and bad_file before the
 // first step; out_of_memory when no plan fits, saying what would; device when a loss or gradient is not finite, no step had a gradient, or the
 // adapter has not changed, after which the checkpoints that were saved are whole; cancelled when `stop` was asked or max_hours are over.

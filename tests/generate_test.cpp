@@ -84,20 +84,22 @@ TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop
   CHECK(Json::parse(read_whole_file(last / "generation_config.json"))["eos_token_id"] == Json({258, 256}));
   // What training saw of a prompt is what generation renders.
   const ModelText text = load_model_text(*open_model(run.config.model));
-  const ChatTemplate saved =
-      ChatTemplate::from_source(read_whole_file(last / "chat_template.jinja"), "<|endoftext|>", "<|im_end|>");
+  const ChatTemplate saved = ChatTemplate::from_sources({{.text = read_whole_file(last / "chat_template.jinja")}}, {});
   const std::vector<ChatMessage> prompt = {{"user", "say hello"}};
   const Sample sample = make_sample(R"({"prompt":"say hello","completion":"hi"})", text);
-  const auto ids = text.tokenizer.encode(saved.render(prompt, true).text, {.add_special = true}).ids;
+  const auto ids = text.tokenizer
+                       .encode(saved.render({.messages = to_json(prompt), .add_generation_prompt = true}).text,
+                               {.add_special = true})
+                       .ids;
   REQUIRE(sample.ids.size() > ids.size());
   CHECK(std::equal(ids.begin(), ids.end(), sample.ids.begin()));
 }
 
-TEST_CASE("model text: a template that is not known is refused where it is needed and not before") {
+TEST_CASE("model text: a template that cannot be read is refused where it is needed and not before") {
   TinyRun run;
   const fs::path file = run.folder / "model/tokenizer_config.json";
   Json config = Json::parse(read_whole_file(file));
-  config["chat_template"] = "{% for m in messages %}{{ mystery(m) }}{% endfor %}";
+  config["chat_template"] = "{% for m in messages %}{{ m | mystery }}{% endfor %}";
   write_text(file, config.dump());
   ModelText text = load_model_text(*open_model(run.config.model));
   CHECK(text.tokenizer.encode("abc", {}).ids.size() == 3);
@@ -107,7 +109,7 @@ TEST_CASE("model text: a template that is not known is refused where it is neede
   CHECK_THROWS_WITH_AS(make_sample(R"({"prompt":"a","completion":"b"})", text), doctest::Contains("mystery"), Error);
   write_text(run.folder / "known.jinja", chatml);
   text.use_template((run.folder / "known.jinja").string());
-  CHECK(text.need_chat().name() == "chatml");
+  CHECK(text.need_chat().sources()[0].text == chatml);
 }
 
 TEST_CASE(
@@ -132,7 +134,11 @@ TEST_CASE(
   adapters.mount("tuned", run.config.adapter_path + "/last");
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 128, .dtype = DType::f32});
   const std::vector<ChatMessage> prompt = {{"user", "say abc"}};
-  const auto ids = text.tokenizer.encode(text.need_chat().render(prompt, true).text, {.add_special = true}).ids;
+  const auto ids =
+      text.tokenizer
+          .encode(text.need_chat().render({.messages = to_json(prompt), .add_generation_prompt = true}).text,
+                  {.add_special = true})
+          .ids;
   const GenerateResult result =
       generator.generate({.prompt = ids, .stop_ids = text.stop_ids, .max_new_tokens = 40}, adapters.get("tuned"));
   CHECK(text.tokenizer.decode(result.tokens) == "qwer");

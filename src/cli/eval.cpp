@@ -21,7 +21,7 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string model, adapter, data, out, chat_template, precision = "bf16", device = "cpu";
+  std::string model, adapter, data, out, chat_template, chat_template_args, precision = "bf16", device = "cpu";
   int64_t max_tokens = 256, batch_size = 8, limit = 0, max_seq_length = 1 << 20;
   int threads = 0;
   bool full = false;
@@ -41,6 +41,7 @@ struct Loaded {
       text.use_template_of(o.adapter);
     }
     if (!o.chat_template.empty()) text.use_template(o.chat_template);
+    text.use_arguments(o.chat_template_args);
   }
   Adapter adapter() const { return adapters.get(adapters.names().empty() ? "" : "adapter"); }
 
@@ -148,6 +149,9 @@ void add_common(CLI::App& command, Options& o) {
   command.add_option("--data", o.data, "the .jsonl file")->required();
   command.add_option("--chat-template", o.chat_template,
                      "file with a Jinja chat template; default: the adapter's, else the model's");
+  command.add_option(
+      "--chat-template-args", o.chat_template_args,
+      "what the chat template is told, a JSON object: {\"enable_thinking\": false}; goes before the adapter's");
   command.add_option("-o,--out", o.out, "also write the result as JSON");
   command.add_option("--precision", o.precision, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))

@@ -20,7 +20,8 @@ namespace {
 volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
-  std::string model, adapter, prompt, prompt_file, system, chat_template, precision = "bf16", device = "cpu";
+  std::string model, adapter, prompt, prompt_file, system, chat_template, chat_template_args, precision = "bf16",
+                                                                                              device = "cpu";
   bool raw = false, quiet = false, logits = false;
   std::vector<int32_t> ids;
   int64_t max_tokens = 256, max_kv_size = 0;
@@ -44,7 +45,7 @@ std::vector<int32_t> prompt_ids(const Options& o, const ModelText& text) {
   std::vector<ChatMessage> messages;
   if (!o.system.empty()) messages.push_back({"system", o.system});
   messages.push_back({"user", prompt});
-  const RenderedChat chat = text.need_chat().render(messages, /*add_generation_prompt=*/true);
+  const RenderedChat chat = text.need_chat().render({.messages = to_json(messages), .add_generation_prompt = true});
   return text.tokenizer.encode(chat.text, {.add_special = true, .parse_special = true}).ids;
 }
 
@@ -60,6 +61,7 @@ void generate(const Options& o) {
     text.use_template_of(o.adapter);
   }
   if (!o.chat_template.empty()) text.use_template(o.chat_template);
+  text.use_arguments(o.chat_template_args);
   GenerateRequest request{
       .prompt = prompt_ids(o, text), .stop_ids = text.stop_ids, .max_new_tokens = o.max_tokens, .sampler = o.sampler};
   for (int32_t id : request.prompt) {
@@ -104,6 +106,9 @@ void add_generate(CLI::App& app) {
   command->add_option("--system,--system-prompt", o->system, "system message");
   command->add_option("--chat-template", o->chat_template,
                       "file with a Jinja chat template; default: the adapter's, else the model's");
+  command->add_option(
+      "--chat-template-args", o->chat_template_args,
+      "what the chat template is told, a JSON object: {\"enable_thinking\": false}; goes before the adapter's");
   command->add_flag("--raw,--ignore-chat-template", o->raw, "the prompt is plain text: no chat template");
   command->add_option("-n,--max-tokens", o->max_tokens, "longest answer in tokens")
       ->check(CLI::Range(1, 1 << 20))

@@ -64,7 +64,7 @@ void inspect_model(const std::string& path, bool tensors) {
   try {
     const ModelText text = load_model_text(*source);
     print_row("tokenizer", fmt::format("{} tokens", text.tokenizer.vocab_size()));
-    print_row("chat template", text.chat                       ? std::string(text.chat->name())
+    print_row("chat template", text.chat                       ? text.chat->sources()[0].where
                                : text.template_problem.empty() ? "none"
                                                                : text.template_problem);
     std::string stops;

@@ -33,8 +33,9 @@ ModelText model_of(const Json& golden) {
                                   texts.begin());
   v.add_bos = false;
   ModelText text{.tokenizer = Tokenizer::from_gguf(v)};
-  text.chat = ChatTemplate::from_source(golden["source"].get<std::string>(), golden["tokens"].value("bos_token", ""),
-                                        golden["tokens"].value("eos_token", ""));
+  TemplateTokens tokens{.stops = golden["stops"].get<std::vector<std::string>>()};
+  for (const auto& [name, token] : golden["tokens"].items()) tokens.texts.emplace_back(name, token.get<std::string>());
+  text.chat = ChatTemplate::from_sources({{.text = golden["source"].get<std::string>()}}, std::move(tokens));
   return text;
 }
 

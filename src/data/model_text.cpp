@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "data/chat_files.h"
 #include "io/gguf.h"
 
 namespace sluice {
@@ -14,12 +15,6 @@ namespace sluice {
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  check(file.good(), ErrorCode::bad_file, fmt::format("{}: cannot be read; it is needed here", path.string()));
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
 
 std::vector<int32_t> ids_of(const Json& object, const char* key) {
   std::vector<int32_t> ids;
@@ -32,21 +27,18 @@ std::vector<int32_t> ids_of(const Json& object, const char* key) {
   return ids;
 }
 
-void set_template(ModelText& text, std::string source) {
-  text.template_source = std::move(source);
+void set_templates(ModelText& text, std::vector<TemplateSource> sources) {
+  TemplateTokens tokens{.texts = text.token_texts};
+  for (int32_t id : text.stop_ids) tokens.stops.emplace_back(text.tokenizer.token_text(id));
+  const Json arguments = text.chat ? text.chat->arguments() : Json();
   text.chat.reset();
-  const auto name = [&](std::optional<int32_t> id) {
-    return id ? std::string(text.tokenizer.token_text(*id)) : std::string();
-  };
-  text.chat =
-      ChatTemplate::from_source(text.template_source, name(text.tokenizer.bos_id()), name(text.tokenizer.eos_id()));
+  text.chat = ChatTemplate::from_sources(std::move(sources), std::move(tokens)).with_arguments(arguments);
 }
 
-ModelText finish(Tokenizer tokenizer, std::string template_source) {
-  ModelText text{.tokenizer = std::move(tokenizer)};
+ModelText finish(ModelText text, std::vector<TemplateSource> sources) {
   text.stop_ids = text.tokenizer.stop_ids();
   try {
-    if (!template_source.empty()) set_template(text, std::move(template_source));
+    if (!sources.empty()) set_templates(text, std::move(sources));
   } catch (const Error& e) {
     text.template_problem = e.what();  // rows of ready text and `inspect` can do without
   }
@@ -93,15 +85,19 @@ ModelText from_gguf(const GgufFile& file) {
   v.add_bos = flag("add_bos_token");
   v.add_eos = flag("add_eos_token");
   v.add_space_prefix = flag("add_space_prefix");
-  const GgufValue* chat = file.get("tokenizer.chat_template");
-  return finish(Tokenizer::from_gguf(v), std::string(chat != nullptr ? chat->string().value_or("") : ""));
+  ModelText text{.tokenizer = Tokenizer::from_gguf(v)};
+  for (const auto& [name, id] :
+       {std::pair{"bos_token", v.bos_id}, {"eos_token", v.eos_id}, {"pad_token", v.pad_id}, {"unk_token", v.unk_id}}) {
+    if (id) text.token_texts.emplace_back(name, text.tokenizer.token_text(*id));
+  }
+  return finish(std::move(text), gguf_templates(file));
 }
 
 ModelText from_folder(const WeightSource& source) {
   const fs::path folder(source.path());
   TokenizerConfig config;
   if (fs::exists(folder / "tokenizer_config.json"))
-    config = TokenizerConfig::from_json(read_text(folder / "tokenizer_config.json"));
+    config = TokenizerConfig::from_json(read_text_file(folder / "tokenizer_config.json"));
   config.stop_ids = ids_of(source.config(), "eos_token_id");
   if (const std::optional<Json> generation = source.side_file("generation_config.json")) {
     for (int32_t id : ids_of(*generation, "eos_token_id")) {
@@ -109,25 +105,51 @@ ModelText from_folder(const WeightSource& source) {
         config.stop_ids.push_back(id);
     }
   }
-  std::string chat = config.chat_template;
-  if (fs::exists(folder / "chat_template.jinja")) chat = read_text(folder / "chat_template.jinja");
-  return finish(Tokenizer::from_tokenizer_json(read_text(folder / "tokenizer.json"), config), std::move(chat));
+  ModelText text{.tokenizer = Tokenizer::from_tokenizer_json(read_text_file(folder / "tokenizer.json"), config)};
+  text.token_texts = folder_token_texts(source.path());
+  return finish(std::move(text), folder_templates(source.path()));
 }
 
 }  // namespace
 
+std::string read_text_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  check(file.good(), ErrorCode::bad_file, fmt::format("{}: cannot be read; it is needed here", path));
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 void ModelText::use_template(const std::string& path) {
-  try {
-    set_template(*this, read_text(path));
-  } catch (Error& e) {
-    throw e.while_doing(path);
-  }
+  set_templates(*this, {{.text = read_text_file(path), .where = path}});
   template_problem.clear();
 }
 
 void ModelText::use_template_of(const std::string& adapter_folder) {
-  const fs::path path = fs::path(adapter_folder) / "chat_template.jinja";
-  if (fs::exists(path)) use_template(path.string());
+  std::vector<TemplateSource> sources = folder_templates(adapter_folder);
+  if (!sources.empty()) {
+    set_templates(*this, std::move(sources));
+    template_problem.clear();
+  }
+  const std::string arguments = (fs::path(adapter_folder) / "chat_template_args.json").string();
+  if (!fs::exists(arguments)) return;
+  use_arguments(read_text_file(arguments));
+}
+
+void ModelText::use_arguments(const std::string& json) {
+  if (json.empty()) return;
+  const Json arguments = Json::parse(json, nullptr, false);
+  check(!arguments.is_discarded(), ErrorCode::bad_config,
+        "chat_template_args: found " + json + ", needed an object such as {\"enable_thinking\": false}");
+  Json all = need_chat().arguments();
+  if (all.is_object() && arguments.is_object()) all.update(arguments);
+  else all = arguments;
+  chat = chat->with_arguments(std::move(all));
+}
+
+std::string ModelText::template_identity() const {
+  if (!chat) return "";
+  std::string text;
+  for (const TemplateSource& source : chat->sources()) text += source.name + '\0' + source.text + '\0';
+  return text + chat->arguments().dump();
 }
 
 const ChatTemplate& ModelText::need_chat() const {

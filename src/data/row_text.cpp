@@ -19,12 +19,6 @@ struct Rendered {
   bool rewritten = false;
 };
 
-std::vector<ChatMessage> chat_messages(const Json& messages) {
-  std::vector<ChatMessage> list;
-  for (const Json& m : messages) list.push_back({m["role"].get<std::string>(), m["content"].get<std::string>()});
-  return list;
-}
-
 // The weight of each message as it is trained on.
 std::vector<double> weights_of(const DataRow& row, TrainOn train_on) {
   std::vector<double> weights = row.weights;
@@ -51,18 +45,17 @@ Rendered render(const DataRow& row, const ModelText& text, TrainOn train_on) {
   const std::vector<double> weights = weights_of(row, train_on);
   if (row.plain && !text.chat && text.template_problem.empty()) return render_plain(row, text, weights[1]);
   Rendered result;
-  RenderedChat chat = text.need_chat().render(chat_messages(row.messages));
-  size_t answer = 0;
-  for (size_t i = 0; i < row.messages.size(); ++i) {
-    if (row.messages[i]["role"] != "assistant") continue;
-    SLUICE_ASSERT(answer < chat.supervised.size());
-    const ByteRange range = chat.supervised[answer++];
-    result.learned.push_back({range, weights[i]});
-    const std::string_view rendered =
-        std::string_view(chat.text).substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
-    result.rewritten = result.rewritten ||
-                       (weights[i] > 0 && rendered.find(row.messages[i]["content"].get_ref<const std::string&>()) ==
-                                              std::string_view::npos);
+  RenderedChat chat = text.need_chat().render(
+      {.messages = row.messages, .tools = row.tools, .documents = row.documents, .arguments = row.arguments});
+  for (const LearnedTurn& turn : chat.turns) {
+    const double weight = weights[turn.message];
+    std::string written;
+    for (const ByteRange& range : turn.ranges) {
+      result.learned.push_back({range, weight});
+      written += chat.text.substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+    }
+    const auto& content = row.messages[turn.message]["content"].get_ref<const std::string&>();
+    result.rewritten = result.rewritten || (weight > 0 && written.find(content) == std::string::npos);
   }
   result.text = std::move(chat.text);
   return result;

@@ -41,7 +41,7 @@ ChunkTask::ChunkTask(const Model& model, const ModelText& text, ThreadPool& pool
     : model_(model), text_(text), pool_(pool), cases_(read_cases(options.data, options.limit)) {
   size_t longest = 0;
   for (const ChunkCase& c : cases_) {
-    const RenderedChat chat = text.need_chat().render(c.prompt, /*add_generation_prompt=*/true);
+    const RenderedChat chat = text.need_chat().render({.messages = to_json(c.prompt), .add_generation_prompt = true});
     requests_.push_back({.prompt = text.tokenizer.encode(chat.text, {.add_special = true}).ids,
                          .stop_ids = text.stop_ids,
                          .max_new_tokens = options.max_new_tokens});

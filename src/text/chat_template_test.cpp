@@ -1,149 +1,153 @@
-// Chat templates against Jinja itself: tests/oracle/make_chat_golden.py.
+// Parity with transformers' apply_chat_template: tests/golden/chat/, made by tests/oracle/make_chat_golden.py. Each JSON file there is one
+// template with what transformers makes of the conversations of conversations.json; the environment variable SLUICE_CHAT_GOLDEN names
+// another folder of that form (tests/oracle/compare_templates.py writes one).
 #include "text/chat_template.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
-#include <fstream>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
-#include "core/json.h"
-#include "text/jinja_outline.h"
-#include "text/tokenizer.h"
-#include "support/source_dir.h"
+#include "support/golden.h"
+#include "support/tokenizer_golden.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
-const Json& golden() {
-  static const Json json = [] {
-    std::ifstream file(sluice::test::source_dir() / "tests/golden/chat_templates.json");
-    return Json::parse(file);
-  }();
-  return json;
+namespace fs = std::filesystem;
+
+std::string chat_folder() {
+  const char* other = std::getenv("SLUICE_CHAT_GOLDEN");
+  return other != nullptr ? other : (golden_dir() / "chat").string();
 }
 
-std::vector<ChatMessage> messages_of(const Json& chat) {
-  std::vector<ChatMessage> messages;
-  for (const Json& message : chat.at("messages")) messages.push_back({message.at("role"), message.at("content")});
-  return messages;
+struct GoldenTemplate {
+  std::string name;
+  Json file;
+};
+
+std::vector<GoldenTemplate> golden_templates() {
+  std::vector<GoldenTemplate> templates;
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(chat_folder())) {
+    const std::string name = entry.path().stem().string();
+    if (entry.path().extension() == ".json" && name != "conversations" && name != "tokens")
+      paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  for (fs::path path : paths) {
+    templates.push_back({path.stem().string(), Json::parse(read_text(path.string()))});
+    if (!templates.back().file.contains("source"))
+      templates.back().file["source"] = read_text(path.replace_extension(".jinja").string());
+  }
+  return templates;
 }
 
-ChatTemplate load(const Json& one) {
-  return ChatTemplate::from_source(one.at("source").get<std::string>(), one.at("bos").get<std::string>(),
-                                   one.at("eos").get<std::string>());
+TemplateTokens tokens_of(const Json& file) {
+  TemplateTokens tokens;
+  for (const auto& [name, text] : file.at("tokens").items()) tokens.texts.emplace_back(name, text.get<std::string>());
+  tokens.stops = file.at("stops").get<std::vector<std::string>>();
+  return tokens;
 }
 
-std::string part(const RenderedChat& chat, ByteRange range) {
-  return chat.text.substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+ChatInput input_of(const Json& chat) {
+  const auto get = [&](const char* key) { return chat.contains(key) ? chat[key] : Json(); };
+  return {.messages = chat["messages"],
+          .tools = get("tools"),
+          .documents = get("documents"),
+          .arguments = get("arguments"),
+          .add_generation_prompt = chat.value("add_generation_prompt", false)};
 }
 
-ErrorCode code_of(auto&& action) {
+// The text, or the error's words behind "error: ".
+std::string outcome(const Json& file, const Json& chat, std::vector<LearnedTurn>* turns = nullptr) {
   try {
-    action();
-  } catch (const Error& error) {
-    return error.code();
-  }
-  return ErrorCode::bug;
-}
-
-TEST_CASE("render: every known shape of template gives what Jinja gives, and refuses what it refuses") {
-  size_t num_texts = 0, num_errors = 0;
-  for (const Json& one : golden().at("templates")) {
-    const ChatTemplate chat = load(one);
-    for (const Json& example : one.at("chats")) {
-      CAPTURE(one.at("name"));
-      CAPTURE(example.dump());
-      const auto messages = messages_of(example);
-      const bool prompt = example.at("add_generation_prompt");
-      if (example.contains("error")) {
-        CHECK(code_of([&] { chat.render(messages, prompt); }) == ErrorCode::bad_config);
-        ++num_errors;
-      } else {
-        CHECK(chat.render(messages, prompt).text == example.at("text"));
-        ++num_texts;
-      }
-    }
-  }
-  CHECK(num_texts > 150);
-  CHECK(num_errors > 20);
-}
-
-TEST_CASE(
-    "FieldD6_render: the supervised ranges are each answer and its end-of-turn token, without markup in the template") {
-  size_t num_ranges = 0;
-  for (const Json& one : golden().at("templates")) {
-    const ChatTemplate chat = load(one);
-    for (const Json& example : one.at("chats")) {
-      if (!example.contains("supervised")) continue;
-      CAPTURE(one.at("name"));
-      CAPTURE(example.dump());
-      const RenderedChat rendered = chat.render(messages_of(example), example.at("add_generation_prompt"));
-      std::vector<ByteRange> expected;
-      for (const Json& range : example.at("supervised")) expected.push_back({range.at(0), range.at(1)});
-      CHECK(rendered.supervised == expected);
-      num_ranges += expected.size();
-    }
-  }
-  CHECK(num_ranges > 100);
-}
-
-TEST_CASE("render: an empty answer is supervised at its end-of-turn token") {
-  for (const Json& one : golden().at("templates")) {
-    const RenderedChat rendered = load(one).render(std::vector<ChatMessage>{{"user", "q"}, {"assistant", ""}});
-    REQUIRE(rendered.supervised.size() == 1);
-    CHECK(part(rendered, rendered.supervised[0]) == one.at("eos"));
+    const RenderedChat rendered =
+        ChatTemplate::from_sources({{.text = file["source"].get<std::string>(), .where = "T"}}, tokens_of(file))
+            .render(input_of(chat));
+    if (turns != nullptr) *turns = rendered.turns;
+    return rendered.text;
+  } catch (const Error& e) {
+    const std::string what = e.what();
+    const size_t colon = what.find(": ");
+    return "error: " + (what.starts_with("T, line ") ? what.substr(colon + 2) : what);
   }
 }
 
-TEST_CASE("from_source: a template of another shape is refused with what is in the way") {
-  for (const Json& one : golden().at("refused")) {
-    std::string message;
-    try {
-      ChatTemplate::from_source(one.at("source").get<std::string>(), "", "");
-    } catch (const Error& error) {
-      CHECK(error.code() == ErrorCode::bad_file);
-      message = error.what();
-    }
-    const std::string why = one.at("why") == "a trimmed turn" ? "the program" : one.at("why");
-    CHECK_MESSAGE(message.find(why) != std::string::npos, message);
+// [[message, begin, end], …]
+Json triples(const std::vector<LearnedTurn>& turns) {
+  Json list = Json::array();
+  for (const LearnedTurn& turn : turns) {
+    for (const ByteRange& range : turn.ranges) list.push_back({turn.message, range.begin, range.end});
   }
-  CHECK(code_of([] { ChatTemplate::from_source(" \n", "", ""); }) == ErrorCode::bad_file);
+  return list;
 }
 
-TEST_CASE("render: unknown roles and no messages are refused") {
-  const ChatTemplate chat = load(golden().at("templates").at(0));
-  CHECK(code_of([&] { chat.render(std::vector<ChatMessage>{{"tool", "x"}}); }) == ErrorCode::bad_config);
-  CHECK(code_of([&] { chat.render(std::vector<ChatMessage>{{"User", "x"}}); }) == ErrorCode::bad_config);
-  CHECK(code_of([&] { chat.render({}); }) == ErrorCode::bad_config);
+// Where the two part, with what stands there.
+std::string difference(const std::string& ours, const std::string& theirs) {
+  size_t at = 0;
+  while (at < ours.size() && at < theirs.size() && ours[at] == theirs[at]) ++at;
+  const size_t from = at < 40 ? 0 : at - 40;
+  return fmt::format("at byte {}\n  ours:   {}\n  theirs: {}", at,
+                     Json(ours.substr(from, 160)).dump(-1, ' ', false, Json::error_handler_t::replace),
+                     Json(theirs.substr(from, 160)).dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-TEST_CASE("from_source: damaged templates are refused") {
-  for (const char* source : {"{% for m in messages %}", "{{ 'a }}", "{{ a", "{% if a %}{% else %}{% else %}{% endif %}",
-                             "{% endif %}", "{# x"}) {
-    CAPTURE(source);
-    CHECK(code_of([&] { ChatTemplate::from_source(source, "", ""); }) == ErrorCode::bad_file);
-  }
-}
-
-TEST_CASE("jinja_outline: white space is controlled as Jinja does with trim_blocks and lstrip_blocks") {
-  CHECK(to_string(jinja_outline("a\n  {% if x %}\n b {{ 'c' }}\n{%- endif -%}\n d\n")) ==
-        R"({'a\n'}{if x}{' b c'}{endif}{'d'})");
-  CHECK(to_string(jinja_outline("x {%+ if y %}z{# gone #}\n{% endif +%}\n")) == R"({'x '}{if y}{'z'}{endif})");
-  CHECK(to_string(jinja_outline("{{ a[\"b\"]['c'] + 'x' ~ \"y\" + (d | trim) }}")) == "{a.b.c+'xy'+(d|trim)}");
-  CHECK(to_string(jinja_outline("{{ '}}' }}{{ \"it's %}\" }}")) == R"({'}}it\'s %}'})");
-}
-
-TEST_CASE("prune_outline: keeps what a plain conversation can reach") {
-  const auto pruned = [](const char* source) { return to_string(prune_outline(jinja_outline(source))); };
-  CHECK(pruned("{% if tools %}a{% else %}b{% endif %}") == "{'b'}");
-  CHECK(pruned("{% if not tools is none and x %}a{% elif x %}b{% endif %}c") == "{if x}{'b'}{endif}{'c'}");
-  CHECK(pruned("{% if message.role == 'tool' %}a{% elif message.role != 'user' or y %}b{% else %}c{% endif %}") ==
-        "{if message.role!='user' or y}{'b'}{else}{'c'}{endif}");
-  CHECK(pruned("{% if message.role == 'user' or message.role == 'system' %}a{% elif message.role == 'assistant' %}b{% "
-               "else %}c{% endif %}") == "{if message.role=='user' or message.role=='system'}{'a'}{else}{'b'}{endif}");
+bool same_words(const std::string& type) {
+  return type == "TemplateError" || type == "UndefinedError" || type == "SecurityError";
 }
 
 }  // namespace
-}  // namespace sluice
+
+TEST_CASE("chat template: golden files are rendered as transformers renders them, errors included") {
+  const Json chats = Json::parse(read_text(chat_folder() + "/conversations.json"));
+  int64_t texts = 0, errors = 0;
+  for (const GoldenTemplate& golden : golden_templates()) {
+    const Json& results = golden.file.at("results");
+    REQUIRE(results.size() == chats.size());
+    for (size_t i = 0; i < chats.size(); ++i) {
+      if (results[i].is_null()) continue;
+      const std::string ours = outcome(golden.file, chats[i]);
+      const std::string which = fmt::format("{} / {}{}", golden.name, chats[i]["name"].get<std::string>(),
+                                            chats[i]["add_generation_prompt"].get<bool>() ? " +" : "");
+      if (results[i].contains("text")) {
+        ++texts;
+        const std::string theirs = results[i]["text"].get<std::string>();
+        CHECK_MESSAGE(ours == theirs, which, " ", difference(ours, theirs));
+      } else {
+        ++errors;
+        const std::string theirs = "error: " + results[i]["error"].get<std::string>();
+        if (same_words(results[i]["type"].get<std::string>()))
+          CHECK_MESSAGE(ours == theirs, which, " ", difference(ours, theirs));
+        else CHECK_MESSAGE(ours.starts_with("error: "), which, " ours: ", ours.substr(0, 200), " theirs: ", theirs);
+      }
+    }
+  }
+  MESSAGE(texts, " texts and ", errors, " errors compared");
+}
+
+TEST_CASE(
+    "FieldD6_chat template: what is learned is what an oracle finds by the answers' own texts, or by generation "
+    "blocks") {
+  const Json chats = Json::parse(read_text(chat_folder() + "/conversations.json"));
+  int64_t compared = 0;
+  for (const GoldenTemplate& golden : golden_templates()) {
+    const Json& results = golden.file.at("results");
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!results[i].is_object() || !results[i].contains("learned")) continue;
+      ++compared;
+      std::vector<LearnedTurn> turns;
+      const std::string text = outcome(golden.file, chats[i], &turns);
+      CHECK_MESSAGE(triples(turns) == results[i]["learned"], golden.name, " / ", chats[i]["name"].get<std::string>(),
+                    " ours ", triples(turns).dump(), " theirs ", results[i]["learned"].dump(), " of ", text);
+    }
+  }
+  MESSAGE(compared, " masks compared");
+}
+
+}  // namespace sluice::test

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "data/chat_files.h"
 #include "io/atomic_file.h"
 #include "io/json_file.h"
 #include "io/safetensors.h"
@@ -143,8 +144,7 @@ std::string save_checkpoint(const std::string& out, const CheckpointView& view) 
                       {{"exp_avg", "F32", {n}, bytes_of(view.m, n)}, {"exp_avg_sq", "F32", {n}, bytes_of(view.v, n)}},
                       {{"step", std::to_string(view.state.step)}});
     if (view.text != nullptr) {
-      if (!view.text->template_source.empty())
-        atomic_write_file((temporary / "chat_template.jinja").string(), view.text->template_source);
+      if (view.text->chat) save_chat_files(*view.text->chat, temporary.string());
       const Json generation = {{"eos_token_id", view.text->stop_ids}};
       atomic_write_file((temporary / "generation_config.json").string(), generation.dump(2) + "\n");
     }

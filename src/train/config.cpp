@@ -201,9 +201,13 @@ class Reader {
       const std::string name = prefix + pair.first.as<std::string>();
       const std::string where = fmt::format("{}:{}", path, pair.first.Mark().line + 1);
       const YAML::Node& value = pair.second;
-      const bool nested = value.IsMap() && !name.ends_with("_pattern");
+      const bool arguments_of_template =
+          value.IsMap() && (name == "chat_template_args" || name == "chat_template_kwargs");
+      const bool nested = value.IsMap() && !name.ends_with("_pattern") && !arguments_of_template;
       once_.take(nested ? name + "." : name, where);  // lr_schedule is a name of its own and opens a map
-      if (value.IsMap() && name.ends_with("_pattern")) {
+      if (arguments_of_template) {
+        set(name, to_json(value).dump(), where);
+      } else if (value.IsMap() && name.ends_with("_pattern")) {
         std::string joined;
         for (const auto& item : value) {
           once_.take(name + "." + item.first.as<std::string>(), where);
@@ -236,6 +240,26 @@ class Reader {
     check(node.IsScalar(), ErrorCode::bad_config,
           fmt::format("{}: {} holds a nested value; needed a plain one", where, name));
     return node.as<std::string>();
+  }
+
+  // A YAML value as JSON: plain scalars are what YAML's core schema says, quoted ones are text.
+  static Json to_json(const YAML::Node& node) {
+    if (node.IsMap()) {
+      Json object = Json::object();
+      for (const auto& pair : node) object[pair.first.as<std::string>()] = to_json(pair.second);
+      return object;
+    }
+    if (node.IsSequence()) {
+      Json list = Json::array();
+      for (const auto& item : node) list.push_back(to_json(item));
+      return list;
+    }
+    if (node.IsNull()) return nullptr;
+    const std::string text = node.as<std::string>();
+    if (node.Tag() == "!") return text;
+    if (const auto truth = parse_bool(text)) return *truth;
+    const Json number = Json::parse(text, nullptr, false);
+    return number.is_number() ? number : Json(text);
   }
 
   // The names of Hugging Face's schedulers.

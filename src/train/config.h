@@ -19,7 +19,7 @@ namespace sluice {
 
 struct TrainConfig {
   // what
-  std::string model, data, adapter_path = "adapters", objective = "sft", chat_template;
+  std::string model, data, adapter_path = "adapters", objective = "sft", chat_template, chat_template_args;
   // data
   int64_t max_seq_length = 2048;
   std::string truncate = "false", train_on = "all";

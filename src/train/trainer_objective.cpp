@@ -41,7 +41,7 @@ void Run::find_reference() {
                      (state_->ctx.device.type == DeviceType::cuda ? "cuda"
                       : state_->ctx.isa == Isa::avx2              ? "avx2"
                                                                   : "avx512");
-  what += text_->template_source;
+  what += text_->template_identity();
   for (bool row : reached) what += row ? '1' : '0';
   train_rows_.append_to(what);
   valid_rows_.append_to(what);

@@ -58,7 +58,7 @@ struct Letters {
     v.pad_id = 259;
     v.add_bos = false;
     ModelText text{.tokenizer = Tokenizer::from_gguf(v)};
-    if (with_template) text.chat = ChatTemplate::from_source(chatml, "", "<|im_end|>");
+    if (with_template) text.chat = ChatTemplate::from_sources({{.text = chatml}}, {.stops = {"<|im_end|>"}});
     return text;
   }
 };

@@ -52,15 +52,14 @@ TEST_CASE("SmolLM2: the template is ChatML with its own system message, and a tu
   REQUIRE(!tokenizer.stop_ids().empty());
   CHECK(tokenizer.stop_ids()[0] == tokenizer.eos_id());
 
-  const RenderedChat chat =
-      model->need_chat().render(std::vector<ChatMessage>{{"user", "Hi"}, {"assistant", "Hello!"}});
+  const RenderedChat chat = model->need_chat().render({.messages = to_json({{"user", "Hi"}, {"assistant", "Hello!"}})});
   const Encoding encoding = tokenizer.encode(chat.text, {.add_special = true});
   CHECK(encoding.ids[0] == tokenizer.bos_id());
   CHECK(encoding.ids[1] != tokenizer.bos_id());
   std::string learned;
   for (size_t i = 0; i < encoding.ids.size(); ++i) {
     const ByteRange& range = encoding.offsets[i];
-    if (range.begin < chat.supervised[0].begin || range.end > chat.supervised[0].end) continue;
+    if (range.begin < chat.turns[0].ranges[0].begin || range.end > chat.turns[0].ranges[0].end) continue;
     learned += tokenizer.token_bytes(encoding.ids[i]);
   }
   CHECK(learned == "Hello!<|im_end|>");

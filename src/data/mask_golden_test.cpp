@@ -33,9 +33,10 @@ ModelText model_of(const Json& golden) {
                                   texts.begin());
   v.add_bos = false;
   ModelText text{.tokenizer = Tokenizer::from_gguf(v)};
-  TemplateTokens tokens{.stops = golden["stops"].get<std::vector<std::string>>()};
-  for (const auto& [name, token] : golden["tokens"].items()) tokens.texts.emplace_back(name, token.get<std::string>());
-  text.chat = ChatTemplate::from_sources({{.text = golden["source"].get<std::string>()}}, std::move(tokens));
+  TemplateTokens texts_of{.stops = golden["stops"].get<std::vector<std::string>>()};
+  for (const auto& [name, token] : golden["tokens"].items())
+    texts_of.texts.emplace_back(name, token.get<std::string>());
+  text.chat = ChatTemplate::from_sources({{.text = golden["source"].get<std::string>()}}, std::move(texts_of));
   return text;
 }
 

@@ -54,6 +54,7 @@ void generate(const Options& o) {
   model->device = parse_device(o.device);
   model->upload();
   ModelText text = load_model_text(*model->source);
+  for (const std::string& note : text.notes) fmt::print(stderr, "note: {}\n", note);
   ThreadPool pool(o.threads > 0 ? o.threads : ThreadPool::default_threads());
   AdapterSet adapters(pool, *model);
   if (!o.adapter.empty()) {

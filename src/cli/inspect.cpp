@@ -71,6 +71,8 @@ void inspect_model(const std::string& path, bool tensors) {
     for (int32_t id : text.stop_ids)
       stops += fmt::format("{}{} {}", stops.empty() ? "" : ", ", id, text.tokenizer.token_text(id));
     print_row("stop tokens", stops);
+    for (const std::string& note : text.notes) print_row("note", note);
+    if (!text.end_problem.empty()) print_row("note", text.end_problem);
   } catch (const Error& e) {
     print_row("text", e.what());
   }

@@ -85,6 +85,7 @@ void run_preview(Options o) {
   o.rules.truncate = truncate_of(o.truncate);
   const std::unique_ptr<WeightSource> source = open_model(o.model, {.allow_header_only = true});
   ModelText text = load_model_text(*source);
+  for (const std::string& note : text.notes) fmt::print(stderr, "note: {}\n", note);
   if (!o.chat_template.empty()) text.use_template(o.chat_template);
   if (!o.html.empty()) write_html(o, text);
   else if (o.pairs) preview_pair(o, text);

@@ -35,10 +35,69 @@ void set_templates(ModelText& text, std::vector<TemplateSource> sources) {
   text.chat = ChatTemplate::from_sources(std::move(sources), std::move(tokens)).with_arguments(arguments);
 }
 
+// What the template writes after an answer, by rendering one; nothing when that is a stop token, or the template has other roles.
+struct TurnEnd {
+  std::string written;
+  std::vector<int32_t> ids;
+};
+std::optional<TurnEnd> end_without_stop(const ModelText& text) {
+  RenderedChat chat;
+  try {
+    chat = text.chat->render({.messages = to_json({{"user", "x"}, {"assistant", "y"}})});
+  } catch (const Error&) {
+    return std::nullopt;  // rows say so
+  }
+  if (chat.turns.empty() || chat.turns.back().ranges.empty() || chat.turns.back().ends_turn) return std::nullopt;
+  const ByteRange range = chat.turns.back().ranges.back();
+  const auto answer = static_cast<int64_t>(chat.text.find('y', static_cast<size_t>(range.begin))) + 1;
+  if (answer <= 0 || answer > range.end) return std::nullopt;
+  TurnEnd end{.written = chat.text.substr(static_cast<size_t>(answer), static_cast<size_t>(range.end - answer))};
+  const Encoding encoding = text.tokenizer.encode(chat.text);
+  for (size_t i = 0; i < encoding.ids.size(); ++i) {
+    if (encoding.offsets[i].begin >= answer && encoding.offsets[i].end <= range.end) end.ids.push_back(encoding.ids[i]);
+  }
+  return end;
+}
+
+// A special token that ends a turn becomes a stop token. "<|im_end|>" in pieces cannot be one; other text, or none, is told.
+void find_end_of_turn(ModelText& text, const std::vector<TemplateSource>& sources) {
+  text.end_problem.clear();
+  const std::optional<TurnEnd> end = end_without_stop(text);
+  if (!end) return;
+  const auto special =
+      std::find_if(end->ids.begin(), end->ids.end(), [&](int32_t id) { return text.tokenizer.is_special(id); });
+  if (special != end->ids.end()) {
+    text.stop_ids.push_back(*special);
+    set_templates(text, sources);
+    text.notes.push_back(
+        fmt::format("the chat template ends a turn with {}, which no file names as an end; here it is one, "
+                    "other programs need it in eos_token_id of generation_config.json",
+                    text.tokenizer.token_text(*special)));
+    return;
+  }
+  const size_t first = end->written.find_first_not_of(" \n"), last = end->written.find_last_not_of(" \n");
+  const std::string written = first == std::string::npos ? "" : end->written.substr(first, last + 1 - first);
+  if (written.starts_with('<') && written.ends_with('>')) {
+    text.end_problem = fmt::format(
+        "the chat template ends a turn with \"{}\", which is {} tokens here and none that stops: a model trained with "
+        "it would "
+        "never stop; take tokenizer and template from the same model, or add the token to the tokenizer",
+        written, end->ids.size());
+  } else {
+    text.notes.push_back(
+        fmt::format("the chat template writes {} after an answer, which no token stops: a model trained with it "
+                    "does not learn to stop",
+                    written.empty() ? "nothing" : '"' + written + '"'));
+  }
+}
+
 ModelText finish(ModelText text, std::vector<TemplateSource> sources) {
   text.stop_ids = text.tokenizer.stop_ids();
   try {
-    if (!sources.empty()) set_templates(text, std::move(sources));
+    if (!sources.empty()) {
+      set_templates(text, sources);
+      find_end_of_turn(text, sources);
+    }
   } catch (const Error& e) {
     text.template_problem = e.what();  // rows of ready text and `inspect` can do without
   }
@@ -90,14 +149,47 @@ ModelText from_gguf(const GgufFile& file) {
        {std::pair{"bos_token", v.bos_id}, {"eos_token", v.eos_id}, {"pad_token", v.pad_id}, {"unk_token", v.unk_id}}) {
     if (id) text.token_texts.emplace_back(name, text.tokenizer.token_text(*id));
   }
+  if (v.model == "gpt2" && v.pre.empty()) {
+    text.notes.push_back(file.path() +
+                         ": tokenizer.ggml.pre is missing, so words are cut by llama.cpp's default pattern; if the "
+                         "model was made with another, convert it again or use its tokenizer.json");
+  }
   return finish(std::move(text), gguf_templates(file));
+}
+
+// The files of a folder that are tokenizers; the first one counts.
+std::vector<std::string> tokenizer_files(const fs::path& folder) {
+  std::vector<std::string> files, tiktoken;
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (fs::exists(folder / name)) files.emplace_back(name);
+  }
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == ".tiktoken") tiktoken.push_back(entry.path().filename().string());
+  }
+  std::sort(tiktoken.begin(), tiktoken.end());
+  check(!files.empty() || tiktoken.size() == 1, ErrorCode::bad_file,
+        fmt::format("{}: found {} .tiktoken files, needed tokenizer.json, tokenizer.model or one of them",
+                    folder.string(), tiktoken.size()));
+  files.insert(files.end(), tiktoken.begin(), tiktoken.end());
+  return files;
+}
+
+Tokenizer load_tokenizer(const std::string& path, const TokenizerConfig& config) {
+  const std::string text = read_text_file(path);
+  if (path.ends_with(".json")) return Tokenizer::from_tokenizer_json(text, config);
+  try {
+    return is_tiktoken(text) ? Tokenizer::from_tiktoken(text, config) : Tokenizer::from_sentencepiece(text, config);
+  } catch (Error& error) {
+    throw error.while_doing(path);
+  }
 }
 
 ModelText from_folder(const WeightSource& source) {
   const fs::path folder(source.path());
   TokenizerConfig config;
-  if (fs::exists(folder / "tokenizer_config.json"))
-    config = TokenizerConfig::from_json(read_text_file(folder / "tokenizer_config.json"));
+  const auto text_of = [&](const char* name) { return fs::exists(folder / name) ? read_text_file(folder / name) : ""; };
+  config = TokenizerConfig::from_json(text_of("tokenizer_config.json"), text_of("special_tokens_map.json"),
+                                      text_of("added_tokens.json"));
   config.stop_ids = ids_of(source.config(), "eos_token_id");
   if (const std::optional<Json> generation = source.side_file("generation_config.json")) {
     for (int32_t id : ids_of(*generation, "eos_token_id")) {
@@ -105,7 +197,11 @@ ModelText from_folder(const WeightSource& source) {
         config.stop_ids.push_back(id);
     }
   }
-  ModelText text{.tokenizer = Tokenizer::from_tokenizer_json(read_text_file(folder / "tokenizer.json"), config)};
+  const std::vector<std::string> files = tokenizer_files(folder);
+  ModelText text{.tokenizer = load_tokenizer(folder / files[0], config)};
+  if (files.size() > 1)
+    text.notes.push_back(
+        fmt::format("{}: {} is read, as transformers does; {} is not", folder.string(), files[0], files[1]));
   text.token_texts = folder_token_texts(source.path());
   return finish(std::move(text), folder_templates(source.path()));
 }
@@ -119,14 +215,17 @@ std::string read_text_file(const std::string& path) {
 }
 
 void ModelText::use_template(const std::string& path) {
-  set_templates(*this, {{.text = read_text_file(path), .where = path}});
+  const std::vector<TemplateSource> sources{{.text = read_text_file(path), .where = path}};
+  set_templates(*this, sources);
+  find_end_of_turn(*this, sources);
   template_problem.clear();
 }
 
 void ModelText::use_template_of(const std::string& adapter_folder) {
-  std::vector<TemplateSource> sources = folder_templates(adapter_folder);
+  const std::vector<TemplateSource> sources = folder_templates(adapter_folder);
   if (!sources.empty()) {
-    set_templates(*this, std::move(sources));
+    set_templates(*this, sources);
+    find_end_of_turn(*this, sources);
     template_problem.clear();
   }
   const std::string arguments = (fs::path(adapter_folder) / "chat_template_args.json").string();

@@ -15,7 +15,9 @@ struct ModelText {
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat;  // nothing when the model has no template, or one that cannot be read
   std::string template_problem;      // why the model's template cannot be used
-  std::vector<int32_t> stop_ids;     // end of text and end of turn
+  std::vector<int32_t> stop_ids;     // end of text and end of turn, also the one that the template writes
+  std::string end_problem;           // why no id can stop a turn; rows of messages are then refused
+  std::vector<std::string> notes;    // one line each: what a user should know of how the files were read
   std::vector<std::pair<std::string, std::string>> token_texts;  // bos_token …: names and texts that a template may use
 
   // Another template than the model's: a file with a Jinja program. Throws as load_model_text.
@@ -35,7 +37,8 @@ struct ModelText {
 // Throws Error(bad_file) where the file cannot be read.
 std::string read_text_file(const std::string& path);
 
-// From a folder: tokenizer.json, tokenizer_config.json, generation_config.json and the files of chat_files.h; from GGUF: its metadata.
+// From a folder: tokenizer.json, else tokenizer.model (SentencePiece's or tiktoken's) or a *.tiktoken file, with tokenizer_config.json,
+// special_tokens_map.json, added_tokens.json, generation_config.json and the files of chat_files.h; from GGUF: its metadata.
 // Throws Error(bad_file) when there is no tokenizer or it is damaged.
 ModelText load_model_text(const WeightSource& source);
 

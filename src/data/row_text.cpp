@@ -45,6 +45,7 @@ Rendered render(const DataRow& row, const ModelText& text, TrainOn train_on) {
   const std::vector<double> weights = weights_of(row, train_on);
   if (row.plain && !text.chat && text.template_problem.empty()) return render_plain(row, text, weights[1]);
   Rendered result;
+  check(text.end_problem.empty(), ErrorCode::bad_config, text.end_problem);
   RenderedChat chat = text.need_chat().render(
       {.messages = row.messages, .tools = row.tools, .documents = row.documents, .arguments = row.arguments});
   for (const LearnedTurn& turn : chat.turns) {

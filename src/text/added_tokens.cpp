@@ -8,13 +8,6 @@
 namespace sluice {
 namespace {
 
-// The start of the character that ends at `end`.
-size_t previous_start(std::string_view text, size_t end) {
-  size_t at = end - 1;
-  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) --at;
-  return at;
-}
-
 bool is_word_at(std::string_view text, size_t at) {
   static const Regex word("[\\w\\x{200C}\\x{200D}]");
   RegexScratch scratch;
@@ -23,7 +16,7 @@ bool is_word_at(std::string_view text, size_t at) {
 
 bool touches_a_word(std::string_view text, ByteRange range) {
   const auto begin = static_cast<size_t>(range.begin), end = static_cast<size_t>(range.end);
-  return (begin > 0 && is_word_at(text, previous_start(text, begin))) || (end < text.size() && is_word_at(text, end));
+  return (begin > 0 && is_word_at(text, utf8_previous(text, begin))) || (end < text.size() && is_word_at(text, end));
 }
 
 }  // namespace
@@ -71,8 +64,8 @@ std::vector<AddedTokenMatcher::Match> AddedTokenMatcher::split(std::string_view 
     if (token->special && !parse_special) continue;
     if (token->single_word && touches_a_word(text, {static_cast<int64_t>(begin), static_cast<int64_t>(end)})) continue;
     if (token->lstrip) {
-      while (begin > done && is_white_space(utf8_decode(text, previous_start(text, begin))))
-        begin = previous_start(text, begin);
+      while (begin > done && is_white_space(utf8_decode(text, utf8_previous(text, begin))))
+        begin = utf8_previous(text, begin);
     }
     if (token->rstrip) {
       while (end < text.size() && is_white_space(utf8_decode(text, end))) end += utf8_length(text, end);

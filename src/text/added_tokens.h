@@ -19,6 +19,7 @@ struct AddedToken {
   bool single_word = false;  // only where no word character touches it
   bool lstrip = false;       // takes the white space before it
   bool rstrip = false;       // takes the white space after it
+  bool normalized = false;   // found in the text that the normalizer made, not in the text as written
 };
 
 class AddedTokenMatcher {
@@ -34,6 +35,12 @@ class AddedTokenMatcher {
   bool empty() const { return tokens_.empty(); }
   // Cuts valid UTF-8 into tokens and what lies between them, in order. Specials are passed over unless `parse_special`.
   std::vector<Match> split(std::string_view text, bool parse_special) const;
+  // Bytes of the longest token that stands at `at`, whatever its flags; 0 when none does.
+  size_t length_at(std::string_view text, size_t at) const {
+    if (!can_start_[static_cast<uint8_t>(text[at])]) return 0;
+    const AddedToken* token = longest_at(text, at);
+    return token == nullptr ? 0 : token->text.size();
+  }
 
  private:
   const AddedToken* longest_at(std::string_view text, size_t at) const;

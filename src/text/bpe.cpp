@@ -1,7 +1,7 @@
 #include "text/bpe.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <array>
 
 #include "core/error.h"
 #include "text/byte_level.h"
@@ -18,32 +18,26 @@ uint64_t pair_of(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
 
-std::string byte_token_text(int byte) {
-  char text[8];
-  std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
-  return text;
-}
-
 // A heap whose top is the best: lowest rank, then leftmost.
 struct Worse {
-  bool operator()(const Bpe::Scratch::Candidate& a, const Bpe::Scratch::Candidate& b) const {
+  bool operator()(const ModelScratch::Candidate& a, const ModelScratch::Candidate& b) const {
     return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
   }
 };
 
 }  // namespace
 
-Bpe::Bpe(Vocabulary vocabulary, const Settings& settings) : vocabulary_(std::move(vocabulary)), settings_(settings) {
-  byte_tokens_.fill(-1);
+Bpe::Bpe(Vocabulary vocabulary, const Settings& settings)
+    : TokenModel(std::move(vocabulary), settings.unknown_id), settings_(settings) {
   for (int byte = 0; byte < 256; ++byte) {
     int32_t& token = byte_tokens_[static_cast<size_t>(byte)];
     if (settings_.bytes_as_symbols) {
       token = vocabulary_.find(byte_level_encode(std::string(1, static_cast<char>(byte))));
     } else if (settings_.byte_fallback) {
-      token = vocabulary_.find(byte_token_text(byte));
+      token = vocabulary_.find(byte_token_text(static_cast<uint8_t>(byte)));
       check(token >= 0, ErrorCode::bad_file,
-            "the tokenizer falls back to bytes, but its vocabulary lacks " + byte_token_text(byte) +
-                ", needed all 256; the vocabulary is damaged");
+            "the tokenizer falls back to bytes, but its vocabulary lacks " +
+                byte_token_text(static_cast<uint8_t>(byte)) + ", needed all 256; the vocabulary is damaged");
     }
   }
   for (int32_t id = 0; id < vocabulary_.size(); ++id)
@@ -167,17 +161,17 @@ void Bpe::merge_short(std::string_view word, std::vector<Symbol>& symbols) const
   }
 }
 
-void Bpe::push_candidate(std::string_view word, Scratch& scratch, int32_t left) const {
+void Bpe::push_candidate(std::string_view word, ModelScratch& scratch, int32_t left) const {
   if (left < 0 || scratch.nodes[static_cast<size_t>(left)].next < 0) return;
-  const Scratch::Node& a = scratch.nodes[static_cast<size_t>(left)];
-  const Scratch::Node& b = scratch.nodes[static_cast<size_t>(a.next)];
+  const ModelScratch::Node& a = scratch.nodes[static_cast<size_t>(left)];
+  const ModelScratch::Node& b = scratch.nodes[static_cast<size_t>(a.next)];
   const Found found = find_pair(word, a.id, a.begin, b.id, b.end);
   if (found.rank == no_rank) return;
   scratch.heap.push_back({found.rank, static_cast<uint32_t>(left), a.id, b.id, found.merged_id, b.end});
   std::push_heap(scratch.heap.begin(), scratch.heap.end(), Worse{});
 }
 
-void Bpe::merge_long(std::string_view word, Scratch& scratch) const {
+void Bpe::merge_long(std::string_view word, ModelScratch& scratch) const {
   auto& nodes = scratch.nodes;
   const int32_t count = static_cast<int32_t>(scratch.symbols.size());
   nodes.clear();
@@ -189,11 +183,11 @@ void Bpe::merge_long(std::string_view word, Scratch& scratch) const {
   for (int32_t i = 0; i + 1 < count; ++i) push_candidate(word, scratch, i);
   while (!scratch.heap.empty()) {
     std::pop_heap(scratch.heap.begin(), scratch.heap.end(), Worse{});
-    const Scratch::Candidate best = scratch.heap.back();
+    const ModelScratch::Candidate best = scratch.heap.back();
     scratch.heap.pop_back();
-    Scratch::Node& a = nodes[best.left];
+    ModelScratch::Node& a = nodes[best.left];
     if (a.end == 0 || a.id != best.left_id || a.next < 0) continue;  // outdated
-    Scratch::Node& b = nodes[static_cast<size_t>(a.next)];
+    ModelScratch::Node& b = nodes[static_cast<size_t>(a.next)];
     if (b.id != best.right_id || b.end != best.right_end) continue;
     a.id = best.merged_id, a.end = b.end, a.next = b.next;
     b.end = 0;  // dead
@@ -207,15 +201,20 @@ void Bpe::merge_long(std::string_view word, Scratch& scratch) const {
   }
 }
 
-void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<Symbol>& out) const {
-  if (settings_.ignore_merges) {
-    const int32_t id = vocabulary_.find(settings_.bytes_as_symbols ? byte_level_encode(word) : std::string(word));
-    if (id >= 0) return out.push_back({id, static_cast<uint32_t>(word.size())});
-  }
+// Sets scratch.symbols.
+void Bpe::merge_all(std::string_view word, ModelScratch& scratch) const {
   scratch.symbols.clear();
   initial_symbols(word, scratch.symbols);
   if (scratch.symbols.size() <= short_word) merge_short(word, scratch.symbols);
   else merge_long(word, scratch);
+}
+
+void Bpe::encode(std::string_view word, ModelScratch& scratch, std::vector<Symbol>& out) const {
+  if (settings_.ignore_merges) {
+    const int32_t id = vocabulary_.find(settings_.bytes_as_symbols ? byte_level_encode(word) : std::string(word));
+    if (id >= 0) return out.push_back({id, static_cast<uint32_t>(word.size())});
+  }
+  merge_all(word, scratch);
   uint32_t begin = 0;
   for (const Symbol& symbol : scratch.symbols) {
     if (symbol.id >= 0) {
@@ -231,9 +230,30 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<Symbol>& o
   }
 }
 
-void Bpe::encode_invalid_byte(uint8_t byte, std::vector<Symbol>& out) const {
-  if (byte_tokens_[byte] >= 0) out.push_back({byte_tokens_[byte], 1});
-  else if (settings_.unknown_id) out.push_back({*settings_.unknown_id, 1});
+void Bpe::add_merge_into(int32_t id) {
+  const auto bytes = byte_level_decode(vocabulary_.text(id));
+  SLUICE_ASSERT(bytes && settings_.bytes_as_symbols);
+  ModelScratch scratch;
+  merge_all(*bytes, scratch);
+  if (scratch.symbols.size() == 2)
+    add_merge(vocabulary_.text(scratch.symbols[0].id), vocabulary_.text(scratch.symbols[1].id), false);
+}
+
+bool Bpe::splits_before(std::string_view mark) const {
+  if (settings_.bytes_as_symbols || settings_.ignore_merges || vocabulary_.find(mark) < 0) return false;
+  const auto crosses = [&](int32_t id) {
+    const std::string_view text = vocabulary_.text(id);
+    size_t at = 0;
+    while (text.substr(at).starts_with(mark)) at += mark.size();
+    return text.find(mark, at) != std::string_view::npos;
+  };
+  for (const Merge& merge : merges_) {
+    if (merge.pair != free_slot && crosses(merge.merged_id)) return false;
+  }
+  for (size_t id = 0; id < score_rank_.size(); ++id) {
+    if (score_rank_[id] != no_rank && crosses(static_cast<int32_t>(id))) return false;
+  }
+  return true;
 }
 
 }  // namespace sluice

@@ -3,7 +3,6 @@
 // "gpt2"), or from the vocabulary: a pair may merge when its text is a token, highest score first (SentencePiece, GGUF "llama").
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -12,16 +11,11 @@
 #include <string_view>
 #include <vector>
 
-#include "text/vocabulary.h"
+#include "text/token_model.h"
 
 namespace sluice {
 
-struct Symbol {
-  int32_t id;    // -1: no token
-  uint32_t end;  // where it ends in its word
-};
-
-class Bpe {
+class Bpe final : public TokenModel {
  public:
   struct Settings {
     bool bytes_as_symbols = false;  // byte-level: words are raw bytes, the vocabulary is written in GPT-2's alphabet
@@ -31,23 +25,6 @@ class Bpe {
     std::optional<int32_t> unknown_id;  // none: unknown characters vanish
   };
 
-  // Scratch of one thread.
-  struct Scratch {
-    struct Node {
-      int32_t id, previous, next;
-      uint32_t begin, end;
-    };
-    struct Candidate {
-      uint32_t rank, left;  // left: index of the node
-      int32_t left_id, right_id, merged_id;
-      uint32_t right_end;
-    };
-    std::vector<Symbol> symbols;
-    std::vector<Node> nodes;
-    std::vector<Candidate> heap;
-  };
-
-  Bpe() = default;
   // Throws Error(bad_file) when byte fallback is asked for and a byte has no token.
   Bpe(Vocabulary vocabulary, const Settings& settings);
 
@@ -58,15 +35,16 @@ class Bpe {
   // Switches to merging by score. One score for each id; a token with the score never_merge is not made by merging.
   static constexpr float never_merge = -std::numeric_limits<float>::infinity();
   void merge_by_score(std::span<const float> scores);
+  // The next rank is given to the two tokens that token `id` is made of by the merges so far, if it is two. (tiktoken's files
+  // list tokens, not merges: a token is reached only by the merges before it.) For byte-level models.
+  void add_merge_into(int32_t id);
 
-  // Appends the tokens of `word` to `out`; `end` counts from the start of the word. Symbols without a token have left `out`.
-  void encode(std::string_view word, Scratch& scratch, std::vector<Symbol>& out) const;
-  // One byte that is not part of a character.
-  void encode_invalid_byte(uint8_t byte, std::vector<Symbol>& out) const;
+  void encode(std::string_view word, ModelScratch& scratch, std::vector<Symbol>& out) const override;
 
-  const Vocabulary& vocabulary() const { return vocabulary_; }
   const Settings& settings() const { return settings_; }
-  int32_t byte_token(uint8_t byte) const { return byte_tokens_[byte]; }  // -1 when there is none
+  // Whether no merge joins a character other than `mark` with a `mark` after it: then a text may be cut there, and its parts
+  // encoded one by one give the same tokens.
+  bool splits_before(std::string_view mark) const;
 
  private:
   struct Merge {
@@ -81,15 +59,14 @@ class Bpe {
   Found find_merge(int32_t left, int32_t right) const;
   Found find_pair(std::string_view word, int32_t left, uint32_t begin, int32_t right, uint32_t end) const;
   void initial_symbols(std::string_view word, std::vector<Symbol>& symbols) const;
+  void merge_all(std::string_view word, ModelScratch& scratch) const;
   void merge_short(std::string_view word, std::vector<Symbol>& symbols) const;
-  void merge_long(std::string_view word, Scratch& scratch) const;
-  void push_candidate(std::string_view word, Scratch& scratch, int32_t left) const;
+  void merge_long(std::string_view word, ModelScratch& scratch) const;
+  void push_candidate(std::string_view word, ModelScratch& scratch, int32_t left) const;
   size_t merge_slot(uint64_t pair) const;
   void grow_merges();
 
-  Vocabulary vocabulary_;
   Settings settings_;
-  std::array<int32_t, 256> byte_tokens_{};
   std::vector<Merge> merges_;  // hash table, a power of two, at most half full
   size_t num_merges_ = 0;
   uint32_t next_rank_ = 0;

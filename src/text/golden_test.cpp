@@ -1,7 +1,10 @@
 // Parity with Hugging Face tokenizers, SentencePiece and llama.cpp: tests/oracle/make_tokenizer_golden.py.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -80,15 +83,41 @@ std::vector<int32_t> without_doubles(const Tokenizer& tokenizer, std::vector<int
   return ids;
 }
 
-TEST_CASE("tokenizer.json: byte-level tokenizers give the ids and texts of Hugging Face tokenizers") {
-  for (const char* name : {"gpt2", "smollm", "llama3", "qwen2", "minicpm5", "gpt4o", "tekken", "deepseek", "prefix"}) {
-    check_corpus(name, load_json(name));
+// The names of the files with this ending: "gpt2" for gpt2.tokenizer.json.
+std::vector<std::string> names_of(std::string_view ending) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(ending)) names.push_back(name.substr(0, name.size() - ending.size()));
   }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
-TEST_CASE("tokenizer.json: tokenizers over pieces give the ids and texts of Hugging Face tokenizers") {
-  for (const char* name : {"gemma", "llama2", "mistral", "metaspace", "words", "splits"})
-    check_corpus(name, load_json(name));
+Tokenizer load_sentencepiece(const std::string& name) {
+  return Tokenizer::from_sentencepiece(read_text(folder + name + ".model"));
+}
+
+Tokenizer load_tiktoken(const std::string& name) {
+  return Tokenizer::from_tiktoken(read_text(folder + name + ".tiktoken"), {}, name.substr(0, name.find('.')));
+}
+
+TEST_CASE("tokenizer.json: every tokenizer gives the ids and texts of Hugging Face tokenizers") {
+  const std::vector<std::string> names = names_of(".tokenizer.json");
+  CHECK(names.size() >= 20);
+  for (const std::string& name : names) check_corpus(name, load_json(name));
+}
+
+TEST_CASE("tokenizer.model: every model gives the ids and texts of SentencePiece") {
+  const std::vector<std::string> names = names_of(".model");
+  CHECK(names.size() >= 5);
+  for (const std::string& name : names) check_corpus(name, load_sentencepiece(name), {.parse_special = false});
+}
+
+TEST_CASE("tiktoken: every file gives the ids and texts of tiktoken") {
+  const std::vector<std::string> names = names_of(".tiktoken");
+  CHECK(names.size() >= 4);
+  for (const std::string& name : names) check_corpus(name, load_tiktoken(name));
 }
 
 TEST_CASE("GGUF llama: gives the ids and texts of llama.cpp and SentencePiece") {
@@ -125,9 +154,15 @@ TEST_CASE("encode: several threads that share a tokenizer get what one gets") {
 }
 
 TEST_CASE("StreamDecoder: gives the text of decode, in valid pieces") {
-  for (const char* name : {"llama3", "llama2", "mistral"}) {
-    const Tokenizer tokenizer = load_json(name);
-    for (size_t i = 0; i < tokenizer_corpus().size(); i += 7) {
+  std::map<std::string, Tokenizer> tokenizers;
+  for (const char* name :
+       {"llama3", "llama2", "mistral", "bert", "bert_cased", "unigram", "unigram_whole", "wordlevel"})
+    tokenizers.emplace(name, load_json(name));
+  for (const std::string& name : names_of(".model")) tokenizers.emplace(name, load_sentencepiece(name));
+  tokenizers.emplace("o200k", load_tiktoken("o200k_base.small"));
+  for (const auto& [name, tokenizer] : tokenizers) {
+    CAPTURE(name);
+    for (size_t i = 0; i < tokenizer_corpus().size(); i += 37) {
       const std::vector<int32_t> ids = tokenizer.encode(tokenizer_corpus()[i]).ids;
       StreamDecoder stream(tokenizer, false, true);
       std::string text;

@@ -75,7 +75,7 @@ class JsonNode {
     try {
       return action();
     } catch (Error& error) {
-      if (!std::string_view(error.what()).starts_with("tokenizer")) error.while_doing(path_);
+      if (!std::string_view(error.what()).starts_with(path_.substr(0, path_.find('.')))) error.while_doing(path_);
       throw;
     }
   }
@@ -104,5 +104,14 @@ class JsonNode {
   simdjson::dom::element element_;
   std::string path_;
 };
+
+// The root of `json`, whose path is the file's name. It lives as long as the parser.
+inline JsonNode parse_json(simdjson::dom::parser& parser, std::string_view json, const char* name) {
+  simdjson::dom::element root;
+  const auto error = parser.parse(json.data(), json.size()).get(root);
+  check(error == simdjson::SUCCESS, ErrorCode::bad_file,
+        std::string(name) + " is not JSON (" + simdjson::error_message(error) + "); download it again");
+  return {root, name};
+}
 
 }  // namespace sluice

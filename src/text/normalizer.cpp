@@ -1,9 +1,5 @@
 #include "text/normalizer.h"
 
-#include <utf8proc.h>
-
-#include <cstdlib>
-
 #include "core/error.h"
 #include "text/utf8.h"
 
@@ -12,86 +8,11 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
-utf8proc_option_t options_of(Kind kind) {
-  switch (kind) {
-    case Kind::nfc: return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    case Kind::nfd: return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
-    case Kind::nfkc: return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT);
-    default: return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT);
-  }
+void check_growth(size_t size, size_t limit) {
+  check(size <= limit, ErrorCode::bad_file,
+        "the tokenizer's normalizer makes a text more than 64 times longer; the tokenizer's file is damaged");
 }
 
-std::string unicode_form(std::string_view text, utf8proc_option_t options) {
-  utf8proc_uint8_t* out = nullptr;
-  const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                             static_cast<utf8proc_ssize_t>(text.size()), &out, options);
-  check(size >= 0, ErrorCode::out_of_memory,
-        "normalizing a text: " + std::string(size < 0 ? utf8proc_errmsg(size) : ""));
-  std::string result(reinterpret_cast<const char*>(out), static_cast<size_t>(size));
-  std::free(out);
-  return result;
-}
-
-bool is_ascii(char c) { return static_cast<uint8_t>(c) < 0x80; }
-
-// End of the first base character at or after `at` and the marks that follow it.
-size_t sequence_end(std::string_view text, size_t at, size_t end) {
-  at += utf8_length(text, at);
-  while (at < end &&
-         utf8proc_get_property(static_cast<utf8proc_int32_t>(utf8_decode(text, at)))->combining_class != 0) {
-    at += utf8_length(text, at);
-  }
-  return at;
-}
-
-// bytes [begin, end) change under the form: replaces the smallest parts that can be changed by themselves.
-void put_changed(TextEditor& editor, std::string_view text, size_t begin, size_t end, utf8proc_option_t options) {
-  const auto flush = [&](size_t from, size_t to, const std::string& form) {
-    if (form == text.substr(from, to - from)) editor.keep(from, to);
-    else editor.put(form, from, to);
-  };
-  size_t from = begin, to = sequence_end(text, begin, end);
-  std::string form = unicode_form(text.substr(from, to - from), options);
-  while (to < end) {
-    const size_t next = sequence_end(text, to, end);
-    std::string next_form = unicode_form(text.substr(to, next - to), options);
-    std::string joint = unicode_form(text.substr(from, next - from), options);
-    if (joint == form + next_form) {
-      flush(from, to, form);
-      from = to, form = std::move(next_form);
-    } else {
-      form = std::move(joint);
-    }
-    to = next;
-  }
-  flush(from, to, form);
-}
-
-// ASCII never changes and never joins with what is before it, so a form is taken of runs of other characters, each with the
-// one ASCII character before it.
-AlignedText to_unicode_form(const AlignedText& before, utf8proc_option_t options) {
-  const std::string_view text = before.text();
-  TextEditor editor(before);
-  for (size_t at = 0; at < text.size();) {
-    size_t run = at;
-    while (run < text.size() && is_ascii(text[run])) ++run;
-    if (run == text.size()) {
-      editor.keep(at, run);
-      break;
-    }
-    const size_t begin = run > at ? run - 1 : at;
-    size_t end = run;
-    while (end < text.size() && !is_ascii(text[end])) ++end;
-    editor.keep(at, begin);
-    const std::string_view part = text.substr(begin, end - begin);
-    if (unicode_form(part, options) == part) editor.keep(begin, end);
-    else put_changed(editor, text, begin, end, options);
-    at = end;
-  }
-  return editor.finish();
-}
-
-// Throws Error(bad_file) when the text becomes longer than `limit` bytes.
 AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::string_view by, size_t limit,
                         RegexScratch& scratch) {
   const std::string_view text = before.text();
@@ -103,8 +24,7 @@ AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::st
     const auto begin = static_cast<size_t>(match->begin), end = static_cast<size_t>(match->end);
     editor.keep(done, begin);
     editor.put(by, begin, end);
-    check(editor.size() <= limit, ErrorCode::bad_file,
-          "the tokenizer's normalizer makes a text more than 64 times longer; the tokenizer's file is damaged");
+    check_growth(editor.size(), limit);
     done = end;
     from = end;
     if (begin == end) from = end < text.size() ? end + utf8_length(text, end) : end + 1;
@@ -113,23 +33,51 @@ AlignedText replace_all(const AlignedText& before, const Regex& pattern, std::st
   return editor.finish();
 }
 
+AlignedText prepend(const AlignedText& before, std::string_view prefix) {
+  TextEditor editor(before);
+  editor.put(prefix, 0, 0);
+  editor.keep(0, before.text().size());
+  return editor.finish();
+}
+
+AlignedText strip(AlignedText text, const NormalizerStep& step) {
+  const std::string_view all = text.text();
+  size_t begin = 0, end = all.size();
+  while (step.left && begin < end && is_white_space(utf8_decode(all, begin))) begin += utf8_length(all, begin);
+  while (step.right && end > begin) {
+    const size_t last = utf8_previous(all, end);
+    if (!is_white_space(utf8_decode(all, last))) break;
+    end = last;
+  }
+  if (begin == 0 && end == all.size()) return text;
+  return text.slice({static_cast<int64_t>(begin), static_cast<int64_t>(end)});
+}
+
+AlignedText apply(const NormalizerStep& step, AlignedText text, size_t limit, RegexScratch& scratch) {
+  switch (step.kind) {
+    case Kind::replace:
+      return step.pattern->find(text.text(), 0, scratch) ? replace_all(text, *step.pattern, step.text, limit, scratch)
+                                                         : text;
+    case Kind::prepend: return prepend(text, step.text);
+    case Kind::strip: return strip(std::move(text), step);
+    case Kind::nfc:
+    case Kind::nfd:
+    case Kind::nfkc:
+    case Kind::nfkd: return to_unicode_form(text, step.kind);
+    case Kind::precompiled: return apply_charsmap(text, *step.rules->charsmap);
+    case Kind::sentencepiece: return apply_sentencepiece(text, *step.rules);
+    default: return change_characters(std::move(text), step.kind);
+  }
+}
+
 }  // namespace
 
 AlignedText normalize(const Normalizer& normalizer, AlignedText text, RegexScratch& scratch) {
   const size_t limit = 64 * text.text().size() + 4096;  // steps of a hostile file can multiply without end
   for (const NormalizerStep& step : normalizer) {
-    if (step.kind == Kind::replace) {
-      if (!step.pattern->find(text.text(), 0, scratch)) continue;
-      text = replace_all(text, *step.pattern, step.text, limit, scratch);
-    } else if (step.kind == Kind::prepend) {
-      if (text.text().empty()) continue;
-      TextEditor editor(text);
-      editor.put(step.text, 0, 0);
-      editor.keep(0, text.text().size());
-      text = editor.finish();
-    } else {
-      text = to_unicode_form(text, options_of(step.kind));
-    }
+    if (text.text().empty()) break;
+    text = apply(step, std::move(text), limit, scratch);
+    check_growth(text.text().size(), limit);
   }
   return text;
 }

@@ -75,6 +75,22 @@ void split(const PreTokenizerStep& step, std::string_view text, PreTokenizerScra
   }
 }
 
+void cut_before_marks(std::string_view mark, std::string_view text, PreTokenizerScratch& scratch,
+                      std::vector<ByteRange>& words) {
+  std::swap(scratch.before, words);
+  words.clear();
+  for (const ByteRange& word : scratch.before) {
+    const std::string_view part = text.substr(0, static_cast<size_t>(word.end));
+    auto begin = static_cast<size_t>(word.begin);
+    for (size_t at = begin; at < part.size();) {
+      while (part.substr(at).starts_with(mark)) at += mark.size();
+      at = std::min(part.find(mark, at), part.size());
+      words.push_back({static_cast<int64_t>(begin), static_cast<int64_t>(at)});
+      begin = at;
+    }
+  }
+}
+
 bool wants_prefix(const PreTokenizerStep& step, const AlignedText& text, ByteRange word) {
   const auto begin = static_cast<size_t>(word.begin), end = static_cast<size_t>(word.end);
   const std::string_view now = text.text().substr(begin, end - begin);
@@ -112,6 +128,7 @@ void pre_tokenize(const PreTokenizer& steps, AlignedText& text, PreTokenizerScra
   words.push_back({0, static_cast<int64_t>(text.text().size())});
   for (const PreTokenizerStep& step : steps) {
     if (step.kind == Kind::split) split(step, text.text(), scratch, words);
+    else if (step.kind == Kind::before_marks) cut_before_marks(step.text, text.text(), scratch, words);
     else rewrite(step, text, words);
   }
 }

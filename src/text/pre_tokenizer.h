@@ -15,9 +15,10 @@ enum class SplitBehavior { removed, isolated, contiguous, merged_with_previous, 
 
 struct PreTokenizerStep {
   enum class Kind {
-    split,      // at `pattern`
-    metaspace,  // ' ' becomes `text` ("▁"), which is also put in front as `prepend` says
-    add_prefix  // `text` is put in front of a word that does not start with it
+    split,       // at `pattern`
+    metaspace,   // ' ' becomes `text` ("▁"), which is also put in front as `prepend` says
+    add_prefix,  // `text` is put in front of a word that does not start with it
+    before_marks  // cut between another character and `text`: a cut that changes no token (Bpe::splits_before), for speed
   };
   enum class Prepend { always, first, never };  // first: only of the word at the start of everything
 

@@ -40,14 +40,15 @@ std::string take_characters(std::string& pending, bool last) {
 }  // namespace
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special, bool at_start)
-    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special), at_start_(at_start) {}
+    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special), at_start_(at_start), is_first_(at_start) {}
 
 std::string StreamDecoder::push(int32_t id) {
   if (skip_special_ && tokenizer_.is_special(id)) return {};
-  std::string_view bytes = tokenizer_.token_bytes(id);
+  if (id < 0 || id >= tokenizer_.vocab_size()) return {};
+  std::string_view bytes = tokenizer_.parts_->bytes(id, is_first_);
+  is_first_ = false;
   if (at_start_ && !bytes.empty()) {
-    for (size_t i = 0; i < tokenizer_.parts_->strip_leading_spaces && bytes.starts_with(' '); ++i)
-      bytes.remove_prefix(1);
+    bytes.remove_prefix(tokenizer_.parts_->leading_spaces(bytes));
     at_start_ = false;
   }
   pending_ += bytes;

@@ -1,7 +1,6 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
-#include <array>
 
 #include "core/error.h"
 #include "text/tokenizer_parts.h"
@@ -9,11 +8,6 @@
 
 namespace sluice {
 namespace {
-
-// Tokens that end a turn or a text in the model families we know; a generation stops at them whatever eos is.
-constexpr std::array<std::string_view, 12> end_texts = {
-    "<|eot_id|>",      "<|eom_id|>",         "<|im_end|>", "<|end|>", "<end_of_turn>",         "<|endoftext|>",
-    "<|end_of_text|>", "<end_of_utterance>", "<EOT>",      "<turn|>", "<｜end▁of▁sentence｜>", "[EOT]"};
 
 // One text on its way to tokens.
 class Encoder {
@@ -31,7 +25,7 @@ class Encoder {
 
   void invalid_byte(uint8_t byte, int64_t at) {
     scratch_.symbols.clear();
-    parts_.model.encode_invalid_byte(byte, scratch_.symbols);
+    parts_.model->encode_invalid_byte(byte, scratch_.symbols);
     for (const Symbol& symbol : scratch_.symbols) append(symbol.id, {at, at + 1});
   }
 
@@ -66,7 +60,7 @@ class Encoder {
     std::span<const Symbol> symbols = scratch_.cache.find(word);
     if (symbols.empty()) {
       scratch_.symbols.clear();
-      parts_.model.encode(word, scratch_.bpe, scratch_.symbols);
+      parts_.model->encode(word, scratch_.model, scratch_.symbols);
       scratch_.cache.insert(word, scratch_.symbols);
       symbols = scratch_.symbols;
     }
@@ -105,26 +99,6 @@ void add_special(const Tokenizer::Parts& parts, int64_t size, Encoding& encoding
 
 }  // namespace
 
-void Tokenizer::Parts::finish(const std::vector<AddedToken>& raw, const std::vector<AddedToken>& normalized) {
-  special.resize(static_cast<size_t>(size()));
-  for (const auto* tokens : {&raw, &normalized}) {
-    for (const AddedToken& token : *tokens) special[static_cast<size_t>(token.id)] = token.special;
-  }
-  std::vector<int32_t> stops;
-  const auto add_stop = [&](int32_t id) {
-    if (id >= 0 && id < size() && std::find(stops.begin(), stops.end(), id) == stops.end()) stops.push_back(id);
-  };
-  if (eos) add_stop(*eos);
-  for (int32_t id : stop_ids) add_stop(id);
-  for (std::string_view text : end_texts) {
-    if (text == "<|end|>" && find("<|return|>") >= 0) continue;  // in the Harmony format it ends a message, not a turn
-    if (const int32_t id = find(text); id >= 0 && special[static_cast<size_t>(id)]) add_stop(id);
-  }
-  stop_ids = std::move(stops);
-  raw_tokens = AddedTokenMatcher(raw);
-  normalized_tokens = AddedTokenMatcher(normalized);
-}
-
 Encoding Tokenizer::encode(std::string_view text, EncodeOptions options) const {
   check(text.size() < (size_t{1} << 31), ErrorCode::bad_config,
         "the text has " + std::to_string(text.size()) + " bytes, needed less than 2^31; break it into rows");
@@ -146,13 +120,15 @@ Encoding Tokenizer::encode(std::string_view text, EncodeOptions options) const {
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
   std::string text;
+  bool first = true;
   for (int32_t id : ids) {
     check(id >= 0 && id < parts_->size(), ErrorCode::bad_config,
           "token id is " + std::to_string(id) + ", needed 0 to " + std::to_string(parts_->size() - 1));
-    if (!skip_special || !is_special(id)) text += parts_->decoded[static_cast<size_t>(id)];
+    if (skip_special && is_special(id)) continue;
+    text += parts_->bytes(id, first);
+    first = false;
   }
-  const size_t spaces = std::min(text.find_first_not_of(' '), text.size());
-  text.erase(0, std::min(spaces, parts_->strip_leading_spaces));
+  text.erase(0, parts_->leading_spaces(text));
   return text;
 }
 

@@ -5,9 +5,9 @@
 //   e.ids[i] covers text bytes [e.offsets[i].begin, e.offsets[i].end)  // loss masks are by position, never by id
 //   tokenizer.decode(e.ids) == "Hello<|im_end|>"
 //
-// Two sources: Hugging Face's tokenizer.json (model BPE with the pre-tokenizers, normalizers, decoders and post-processors that
-// docs/formats.md lists), and the metadata of a GGUF file (models "gpt2", "llama" and "gemma4"). Whatever a file asks for that is
-// not implemented is refused by name when it is loaded, never skipped.
+// Four sources: Hugging Face's tokenizer.json (models BPE, Unigram, WordPiece and WordLevel), SentencePiece's tokenizer.model (BPE
+// and Unigram), tiktoken's files, and the metadata of a GGUF file (models "gpt2", "llama" and "gemma4"). docs/formats.md lists what
+// is read. Whatever a file asks for that is not implemented is refused by name when it is loaded, never skipped.
 //
 // A Tokenizer is a handle to immutable data: copying is cheap, and all functions may be called from several threads at once.
 #pragma once
@@ -20,19 +20,26 @@
 #include <string_view>
 #include <vector>
 
+#include "text/added_tokens.h"
 #include "text/byte_range.h"
 
 namespace sluice {
 
-// tokenizer_config.json: which of the tokens play which part. Everything is optional.
+// The files beside a tokenizer: which of the tokens play which part, and tokens that stand there alone. Everything is optional.
 struct TokenizerConfig {
   std::optional<std::string> bos_token, eos_token, pad_token, unk_token;  // texts
   std::optional<bool> add_bos_token, add_eos_token;  // overrule the post-processor of tokenizer.json
   std::vector<int32_t> stop_ids;  // eos_token_id of config.json and generation_config.json, if the caller has them
-  std::string chat_template;      // the default one; empty when there is none
+  // In the order in which transformers adds them: added_tokens_decoder (or added_tokens.json) by id, then the tokens above and
+  // sep_token, cls_token, mask_token, then the additional ones. The id is -1 where the file gives none.
+  std::vector<AddedToken> tokens;
+  std::optional<bool>
+      legacy;  // false: SentencePiece's space in front only where a text begins, not after special tokens
 
-  // Throws Error(bad_file).
-  static TokenizerConfig from_json(std::string_view tokenizer_config_json);
+  // From the texts of tokenizer_config.json, special_tokens_map.json and added_tokens.json; empty for a file that is not there.
+  // As in transformers the two others count only without added_tokens_decoder. Throws Error(bad_file).
+  static TokenizerConfig from_json(std::string_view tokenizer_config, std::string_view special_tokens_map = {},
+                                   std::string_view added_tokens = {});
 };
 
 // The metadata keys tokenizer.ggml.* of a GGUF file. The views need to live only while from_gguf runs.
@@ -69,6 +76,10 @@ class Tokenizer {
   // Throws Error(bad_file) when the file is damaged or asks for something that is not implemented.
   static Tokenizer from_tokenizer_json(std::string_view json, const TokenizerConfig& config = {});
   static Tokenizer from_gguf(const GgufVocabulary& file);
+  static Tokenizer from_sentencepiece(std::string_view model_file, const TokenizerConfig& config = {});
+  // `scheme`: llama3, qwen, r50k_base, cl100k_base or o200k_base; empty: the one that has as many ranks as the file.
+  static Tokenizer from_tiktoken(std::string_view file, const TokenizerConfig& config = {},
+                                 std::string_view scheme = {});
 
   // Never fails on the content of a text: bytes that are not UTF-8 become byte tokens where the tokenizer has them (byte-level
   // and byte-fallback models have all 256), else the unknown token. Throws Error(bad_config) above 2^31 bytes.
@@ -110,9 +121,12 @@ class StreamDecoder {
 
  private:
   Tokenizer tokenizer_;
-  bool skip_special_, at_start_;
+  bool skip_special_, at_start_, is_first_;
   std::string pending_;
 };
+
+// Whether a file named tokenizer.model is one of tiktoken's.
+bool is_tiktoken(std::string_view file);
 
 // Replaces each maximal invalid part of `bytes` by U+FFFD.
 std::string to_valid_utf8(std::string_view bytes);

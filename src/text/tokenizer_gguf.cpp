@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cstdlib>
 
 #include "core/error.h"
+#include "text/bpe.h"
 #include "text/byte_level.h"
 #include "text/gguf_pre_tokenizers.h"
 #include "text/tokenizer_parts.h"
@@ -9,8 +9,6 @@
 
 namespace sluice {
 namespace {
-
-constexpr std::string_view space_mark = "\xE2\x96\x81";  // ▁, U+2581
 
 // tokenizer.ggml.token_type
 enum TokenType : int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
@@ -55,9 +53,11 @@ void add_merges(Bpe& model, std::span<const std::string_view> merges) {
 void read_gpt2(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   const GgufPreTokenizer& pre = gguf_pre_tokenizer(file.pre);
   check(!file.merges.empty(), ErrorCode::bad_file, "tokenizer.ggml.merges is missing; a gpt2 tokenizer needs it");
-  parts.model = Bpe(read_vocabulary(file),
-                    {.bytes_as_symbols = true, .ignore_merges = pre.ignore_merges, .unknown_id = parts.unk});
-  add_merges(parts.model, file.merges);
+  auto model = std::make_unique<Bpe>(
+      read_vocabulary(file),
+      Bpe::Settings{.bytes_as_symbols = true, .ignore_merges = pre.ignore_merges, .unknown_id = parts.unk});
+  add_merges(*model, file.merges);
+  parts.model = std::move(model);
   for (const std::string& pattern : pre.patterns) parts.pre_tokenizer.push_back({.pattern = Regex(pattern)});
   for (size_t id = 0; id < file.tokens.size(); ++id) {
     const auto bytes = is_added(type_of(file, id)) ? std::nullopt : byte_level_decode(file.tokens[id]);
@@ -66,14 +66,19 @@ void read_gpt2(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   if (file.add_bos.value_or(pre.add_bos) && parts.bos) parts.prefix = {*parts.bos};
 }
 
+bool has_byte_tokens(const GgufVocabulary& file) {
+  return std::find(file.tokens.begin(), file.tokens.end(), "<0x00>") != file.tokens.end();
+}
+
 // What the tokens of SentencePiece-like vocabularies stand for: ▁ is a space, <0x41> a byte.
 void decode_pieces(const GgufVocabulary& file, Tokenizer::Parts& parts) {
+  const bool has_bytes = has_byte_tokens(file);
   for (size_t id = 0; id < file.tokens.size(); ++id) {
     std::string text(file.tokens[id]);
     const TokenType type = type_of(file, id);
-    if (type == byte ||
-        (type == normal && parts.model.settings().byte_fallback && text.size() == 6 && text.starts_with("<0x"))) {
-      text = std::string(1, static_cast<char>(std::strtol(text.substr(3, 2).c_str(), nullptr, 16)));
+    const auto value = type == byte || (type == normal && has_bytes) ? byte_of_token_text(text) : std::nullopt;
+    if (value) {
+      text.assign(1, static_cast<char>(*value));
     } else if (!is_added(type)) {
       for (size_t at = text.find(space_mark); at != std::string::npos; at = text.find(space_mark, at + 1)) {
         text.replace(at, space_mark.size(), " ");
@@ -87,8 +92,15 @@ NormalizerStep spaces_to_marks() {
   return {.kind = NormalizerStep::Kind::replace, .pattern = Regex::literal(" "), .text = std::string(space_mark)};
 }
 
-bool has_byte_tokens(const GgufVocabulary& file) {
-  return std::find(file.tokens.begin(), file.tokens.end(), "<0x00>") != file.tokens.end();
+std::unique_ptr<Bpe> pieces_of(const GgufVocabulary& file, const Tokenizer::Parts& parts) {
+  return std::make_unique<Bpe>(read_vocabulary(file),
+                               Bpe::Settings{.byte_fallback = has_byte_tokens(file), .unknown_id = parts.unk});
+}
+
+void take_pieces(std::unique_ptr<const Bpe> model, Tokenizer::Parts& parts) {
+  if (model->splits_before(space_mark))
+    parts.pre_tokenizer.push_back({.kind = PreTokenizerStep::Kind::before_marks, .text = std::string(space_mark)});
+  parts.model = std::move(model);
 }
 
 // SentencePiece BPE: the whole text between added tokens is one word; a space is put in front of it. Pieces of type byte come
@@ -102,8 +114,9 @@ void read_llama(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   for (size_t id = 0; id < file.tokens.size(); ++id) {
     if (type_of(file, id) == byte) scores[id] = Bpe::never_merge;
   }
-  parts.model = Bpe(read_vocabulary(file), {.byte_fallback = has_byte_tokens(file), .unknown_id = parts.unk});
-  parts.model.merge_by_score(scores);
+  auto model = pieces_of(file, parts);
+  model->merge_by_score(scores);
+  take_pieces(std::move(model), parts);
   if (file.add_space_prefix.value_or(true)) {
     parts.normalizer.push_back({.kind = NormalizerStep::Kind::prepend, .text = std::string(space_mark)});
     parts.strip_leading_spaces = 1;
@@ -116,8 +129,9 @@ void read_llama(const GgufVocabulary& file, Tokenizer::Parts& parts) {
 // Gemma 4: SentencePiece's pieces, merged by a list of merges; no space in front.
 void read_gemma4(const GgufVocabulary& file, Tokenizer::Parts& parts) {
   check(!file.merges.empty(), ErrorCode::bad_file, "tokenizer.ggml.merges is missing; a gemma4 tokenizer needs it");
-  parts.model = Bpe(read_vocabulary(file), {.byte_fallback = has_byte_tokens(file), .unknown_id = parts.unk});
-  add_merges(parts.model, file.merges);
+  auto model = pieces_of(file, parts);
+  add_merges(*model, file.merges);
+  take_pieces(std::move(model), parts);
   parts.normalizer.push_back(spaces_to_marks());
   decode_pieces(file, parts);
   if (parts.bos) parts.prefix = {*parts.bos};  // whatever add_bos_token says: early files have it wrong
@@ -162,7 +176,7 @@ Tokenizer Tokenizer::from_gguf(const GgufVocabulary& file) {
         {.id = static_cast<int32_t>(id), .text = std::string(file.tokens[id]), .special = type != user_defined});
     parts->added.add(static_cast<int32_t>(id), file.tokens[id]);
   }
-  parts->finish(added, {});
+  parts->finish(std::move(added));
   return Tokenizer(std::move(parts));
 }
 

@@ -1,20 +1,20 @@
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 
 #include "core/error.h"
+#include "text/bpe.h"
 #include "text/json_reader.h"
+#include "text/tokenizer_json_decoder.h"
 #include "text/tokenizer_json_steps.h"
 #include "text/tokenizer_parts.h"
+#include "text/unigram.h"
+#include "text/word_piece.h"
 
 namespace sluice {
 namespace {
-
-JsonNode parse(simdjson::dom::parser& parser, std::string_view json, const char* name) {
-  simdjson::dom::element root;
-  const auto error = parser.parse(json.data(), json.size()).get(root);
-  check(error == simdjson::SUCCESS, ErrorCode::bad_file,
-        std::string(name) + " is not JSON (" + simdjson::error_message(error) + "); download it again");
-  return {root, name};
-}
 
 int32_t read_id(const JsonNode& node) {
   return static_cast<int32_t>(std::clamp<int64_t>(node.integer(), -1, int64_t{Vocabulary::max_id} + 1));
@@ -22,7 +22,6 @@ int32_t read_id(const JsonNode& node) {
 
 Vocabulary read_vocabulary(const JsonNode& model) {
   const JsonNode vocab = model.at("vocab");
-  if (vocab.is_array()) vocab.refuse("a list of pieces with scores (Unigram)");
   Vocabulary vocabulary;
   const simdjson::dom::object tokens = vocab.object();
   vocabulary.reserve(tokens.size(), 16 * tokens.size());
@@ -52,9 +51,7 @@ std::pair<std::string_view, std::string_view> read_merge(const JsonNode& merges,
   return {left, right};
 }
 
-void check_model(const JsonNode& model) {
-  const std::string_view type = model.string_or("type", "BPE");
-  if (type != "BPE") model.refuse("the model " + std::string(type));
+void check_bpe(const JsonNode& model) {
   for (std::string_view key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!model.string_or(key, "").empty())
       model.refuse(std::string(key) + " \"" + std::string(model.string_or(key, "")) + "\"");
@@ -65,137 +62,164 @@ void check_model(const JsonNode& model) {
   }
 }
 
-Bpe read_model(const JsonNode& model, bool byte_level) {
-  check_model(model);
+int32_t read_unknown(const JsonNode& unknown, const Vocabulary& vocabulary) {
+  const int32_t id = vocabulary.find(unknown.string());
+  if (id < 0) unknown.fail("\"" + std::string(unknown.string()) + "\"", "a token of the vocabulary");
+  return id;
+}
+
+std::unique_ptr<const TokenModel> read_bpe(const JsonNode& model, bool byte_level, PreTokenizer& pre) {
+  check_bpe(model);
   Vocabulary vocabulary = read_vocabulary(model);
   Bpe::Settings settings{.bytes_as_symbols = byte_level,
                          .byte_fallback = model.boolean_or("byte_fallback", false),
                          .ignore_merges = model.boolean_or("ignore_merges", false),
                          .fuse_unknown = model.boolean_or("fuse_unk", false)};
-  if (const auto unknown = model.find("unk_token")) {
-    const int32_t id = vocabulary.find(unknown->string());
-    if (id < 0) unknown->fail("\"" + std::string(unknown->string()) + "\"", "a token of the vocabulary");
-    settings.unknown_id = id;
-  }
-  Bpe bpe(std::move(vocabulary), settings);
+  if (const auto unknown = model.find("unk_token")) settings.unknown_id = read_unknown(*unknown, vocabulary);
+  auto bpe = std::make_unique<Bpe>(std::move(vocabulary), settings);
   const JsonNode merges = model.at("merges");
   const simdjson::dom::array list = merges.array();
-  bpe.reserve_merges(list.size());
+  bpe->reserve_merges(list.size());
   for (auto element : list) {
     const auto [left, right] = read_merge(merges, element);
-    bpe.add_merge(left, right, true);
+    bpe->add_merge(left, right, true);
   }
+  if (bpe->splits_before(space_mark))
+    pre.push_back({.kind = PreTokenizerStep::Kind::before_marks, .text = std::string(space_mark)});
   return bpe;
 }
 
-struct AddedLists {
-  std::vector<AddedToken> raw, normalized;
-};
+// The score as Hugging Face tokenizers reads it: its JSON library divides the digits, as a float64, by a power of ten, which may be one
+// bit off the nearest float64. Where two ways to cut a word have scores that are sums of the same numbers, that bit decides.
+double read_score(double nearest) {
+  char text[40];
+  const auto [end, error] = std::to_chars(text, text + sizeof text, std::abs(nearest), std::chars_format::scientific);
+  uint64_t digits = 0;
+  int exponent = 0;
+  for (const char* c = text; c != end; ++c) {
+    if (*c == 'e') {
+      exponent += std::atoi(std::string(c + 1, static_cast<const char*>(end)).c_str());
+      break;
+    }
+    if (*c == '.') continue;
+    digits = 10 * digits + static_cast<uint64_t>(*c - '0');
+    exponent -= c > text ? 1 : 0;
+  }
+  if (error != std::errc() || std::abs(exponent) > 300) return nearest;
+  const double power = std::pow(10.0, std::abs(exponent)), value = static_cast<double>(digits);
+  return std::copysign(exponent < 0 ? value / power : value * power, nearest);
+}
 
-AddedLists read_added_tokens(const JsonNode& root, Tokenizer::Parts& parts) {
-  AddedLists lists;
+std::unique_ptr<const TokenModel> read_unigram(const JsonNode& model) {
+  const JsonNode vocab = model.at("vocab");
+  Vocabulary vocabulary;
+  std::vector<Unigram::Piece> pieces;
+  double least = std::numeric_limits<double>::infinity();
+  for (auto element : vocab.array()) {
+    simdjson::dom::array pair;
+    std::string_view text;
+    double score = 0;
+    if (element.get(pair) != simdjson::SUCCESS || pair.size() != 2 || pair.at(0).get(text) != simdjson::SUCCESS ||
+        pair.at(1).get(score) != simdjson::SUCCESS)
+      vocab.fail("an entry that is not a piece and a score", "pairs of them");
+    const auto id = static_cast<int32_t>(std::min(pieces.size(), size_t{Vocabulary::max_id} + 1));
+    vocabulary.add(id, text);
+    pieces.push_back({id, read_score(score)});
+    least = std::min(least, pieces.back().score);
+  }
+  const auto unknown = model.find("unk_id");
+  if (!unknown) model.refuse("Unigram without unk_id");
+  if (unknown->integer() < 0 || unknown->integer() >= vocabulary.size())
+    unknown->fail(std::to_string(unknown->integer()), "an id of the vocabulary");
+  return std::make_unique<Unigram>(std::move(vocabulary), pieces,
+                                   Unigram::Settings{.unknown_id = static_cast<int32_t>(unknown->integer()),
+                                                     .unknown_score = least - Unigram::unknown_penalty,
+                                                     .byte_fallback = model.boolean_or("byte_fallback", false),
+                                                     .find_unknown_runs = true});
+}
+
+std::unique_ptr<const TokenModel> read_word_piece(const JsonNode& model) {
+  Vocabulary vocabulary = read_vocabulary(model);
+  WordPiece::Settings settings{.unknown_id = read_unknown(model.at("unk_token"), vocabulary)};
+  settings.continuing_prefix = model.string_or("continuing_subword_prefix", "##");
+  if (const auto most = model.find("max_input_chars_per_word")) settings.max_word_characters = most->integer();
+  return std::make_unique<WordPiece>(std::move(vocabulary), settings);
+}
+
+// Files of old versions do not name the model's type: what they hold tells it.
+std::string_view type_of(const JsonNode& model) {
+  if (const auto type = model.find("type")) return type->string();
+  if (model.find("merges")) return "BPE";
+  if (model.find("unk_id")) return "Unigram";
+  return model.find("max_input_chars_per_word") ? "WordPiece" : "WordLevel";
+}
+
+std::unique_ptr<const TokenModel> read_model(const JsonNode& model, bool byte_level, PreTokenizer& pre) {
+  const std::string_view type = type_of(model);
+  if (type == "BPE") return read_bpe(model, byte_level, pre);
+  if (byte_level) model.refuse("the model " + std::string(type) + " after a pre-tokenizer ByteLevel");
+  if (type == "Unigram") return read_unigram(model);
+  if (type == "WordPiece") return read_word_piece(model);
+  if (type == "WordLevel") {
+    Vocabulary vocabulary = read_vocabulary(model);
+    const int32_t unknown = read_unknown(model.at("unk_token"), vocabulary);
+    return std::make_unique<WordLevel>(std::move(vocabulary), unknown);
+  }
+  model.refuse("the model " + std::string(type));
+}
+
+std::vector<AddedToken> read_added_tokens(const JsonNode& root) {
+  std::vector<AddedToken> tokens;
   const auto node = root.find("added_tokens");
-  if (!node) return lists;
+  if (!node) return tokens;
   size_t i = 0;
   for (auto element : node->array()) {
     const JsonNode item(element, node->path() + "[" + std::to_string(i++) + "]");
-    AddedToken token{.id = read_id(item.at("id")),
-                     .text = std::string(item.at("content").string()),
-                     .special = item.boolean_or("special", false),
-                     .single_word = item.boolean_or("single_word", false),
-                     .lstrip = item.boolean_or("lstrip", false),
-                     .rstrip = item.boolean_or("rstrip", false)};
-    parts.added.add(token.id, token.text);
-    if (!item.boolean_or("normalized", !token.special)) {
-      lists.raw.push_back(std::move(token));
-      continue;
-    }
-    token.text = normalize(parts.normalizer, token.text);
-    lists.normalized.push_back(std::move(token));
+    tokens.push_back(read_added_token(item, item.boolean_or("special", false)));
+    tokens.back().id = read_id(item.at("id"));
   }
-  return lists;
+  return tokens;
 }
 
-void decode_all(const JsonDecoder& decoder, Tokenizer::Parts& parts) {
+// A normalized token decodes to what the normalizer makes of it.
+void decode_all(const JsonDecoder& decoder, const std::vector<AddedToken>& added, Tokenizer::Parts& parts) {
   parts.strip_leading_spaces = decoder.strip_leading_spaces;
-  parts.decoded.reserve(static_cast<size_t>(parts.size()));
-  for (int32_t id = 0; id < parts.size(); ++id) {
-    parts.decoded.push_back(decoder.decode(parts.text(id), parts.added.has(id)));
-  }
-}
-
-void apply_config(const TokenizerConfig& config, Tokenizer::Parts& parts) {
-  const auto id_of = [&](const std::optional<std::string>& text) -> std::optional<int32_t> {
-    const int32_t id = text ? parts.find(*text) : -1;
-    return id < 0 ? std::nullopt : std::optional(id);
-  };
-  parts.bos = id_of(config.bos_token), parts.eos = id_of(config.eos_token);
-  parts.pad = id_of(config.pad_token), parts.unk = id_of(config.unk_token);
-  if (!parts.unk) parts.unk = parts.model.settings().unknown_id;
-  if (!parts.bos && !config.bos_token && parts.prefix.size() == 1) parts.bos = parts.prefix[0];
-  const auto overrule = [](std::optional<bool> wanted, std::optional<int32_t> id, std::vector<int32_t>& ids) {
-    if (!wanted || !id) return;
-    if (!*wanted) std::erase(ids, *id);
-    else if (std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
-  };
-  overrule(config.add_bos_token, parts.bos, parts.prefix);
-  overrule(config.add_eos_token, parts.eos, parts.suffix);
-  parts.stop_ids = config.stop_ids;
-  for (const auto* ids : {&parts.prefix, &parts.suffix}) {
-    for (int32_t id : *ids) {
-      check(id >= 0 && id < parts.size(), ErrorCode::bad_file,
-            "tokenizer.json.post_processor: found token id " + std::to_string(id) + ", needed 0 to " +
-                std::to_string(parts.size() - 1));
+  RegexScratch scratch;
+  const auto decode = [&](bool first, std::vector<std::string>& out) {
+    out.reserve(static_cast<size_t>(parts.size()));
+    for (int32_t id = 0; id < parts.size(); ++id)
+      out.push_back(decoder.decode(parts.text(id), parts.added.has(id), first, scratch));
+    for (const AddedToken& token : added) {
+      if (token.normalized) out[static_cast<size_t>(token.id)] = decoder.decode(token.text, true, first, scratch);
     }
-  }
-}
-
-// "text", {"content": "text", …} or null.
-std::optional<std::string> read_token_text(const JsonNode& root, std::string_view key) {
-  const auto node = root.find(key);
-  if (!node) return std::nullopt;
-  return std::string(node->is_object() ? node->at("content").string() : node->string());
+  };
+  decode(false, parts.decoded);
+  if (decoder.knows_the_first()) decode(true, parts.decoded_first);
 }
 
 }  // namespace
 
 Tokenizer Tokenizer::from_tokenizer_json(std::string_view json, const TokenizerConfig& config) {
   simdjson::dom::parser parser;
-  const JsonNode root = parse(parser, json, "tokenizer.json");
+  const JsonNode root = parse_json(parser, json, "tokenizer.json");
   auto parts = std::make_shared<Parts>();
   parts->normalizer = read_normalizer(root.find("normalizer"));
   JsonPreTokenizer pre = read_pre_tokenizer(root.find("pre_tokenizer"));
   parts->pre_tokenizer = std::move(pre.steps);
   const JsonNode model = root.at("model");
-  parts->model = model.locate([&] { return read_model(model, pre.byte_level); });
-  const AddedLists added = read_added_tokens(root, *parts);
-  decode_all(read_decoder(root.find("decoder")), *parts);
+  parts->model = model.locate([&] { return read_model(model, pre.byte_level, parts->pre_tokenizer); });
+  std::vector<AddedToken> added = read_added_tokens(root);
+  add_further(config.tokens, parts->model->vocabulary(), added);
+  for (AddedToken& token : added) {
+    parts->added.add(token.id, token.text);
+    if (token.normalized) token.text = normalize(parts->normalizer, token.text);
+  }
+  decode_all(read_decoder(root.find("decoder")), added, *parts);
   JsonPostProcessor post = read_post_processor(root.find("post_processor"));
   parts->prefix = std::move(post.prefix), parts->suffix = std::move(post.suffix);
   apply_config(config, *parts);
-  parts->finish(added.raw, added.normalized);
+  parts->finish(std::move(added));
   return Tokenizer(std::move(parts));
-}
-
-TokenizerConfig TokenizerConfig::from_json(std::string_view json) {
-  simdjson::dom::parser parser;
-  const JsonNode root = parse(parser, json, "tokenizer_config.json");
-  TokenizerConfig config;
-  config.bos_token = read_token_text(root, "bos_token"), config.eos_token = read_token_text(root, "eos_token");
-  config.pad_token = read_token_text(root, "pad_token"), config.unk_token = read_token_text(root, "unk_token");
-  if (const auto add = root.find("add_bos_token")) config.add_bos_token = add->boolean();
-  if (const auto add = root.find("add_eos_token")) config.add_eos_token = add->boolean();
-  const auto chat = root.find("chat_template");
-  if (!chat) return config;
-  if (chat->is_string()) {
-    config.chat_template = chat->string();
-    return config;
-  }
-  for (auto element : chat->array()) {  // several, by name
-    const JsonNode item(element, chat->path());
-    if (item.at("name").string() == "default") config.chat_template = item.at("template").string();
-  }
-  return config;
 }
 
 }  // namespace sluice

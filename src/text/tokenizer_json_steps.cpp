@@ -1,34 +1,16 @@
 #include "text/tokenizer_json_steps.h"
 
-#include <cstdlib>
+#include <algorithm>
+#include <map>
 
-#include "text/byte_level.h"
+#include "text/base64.h"
 #include "text/gguf_pre_tokenizers.h"
+#include "text/old_unicode.h"
+#include "text/scripts.h"
+#include "text/token_model.h"
 
 namespace sluice {
 namespace {
-
-// Calls `visit` for the node, or for each part of a Sequence, in order. `list` is the key under which a Sequence keeps its parts.
-template <class Visit>
-void for_each_step(const std::optional<JsonNode>& node, std::string_view list, const Visit& visit, int depth = 0) {
-  if (!node || node->is_null()) return;
-  if (node->at("type").string() != "Sequence") return visit(*node);
-  if (depth > 8) node->refuse("a Sequence inside " + std::to_string(depth) + " others");
-  const JsonNode parts = node->at(list);
-  size_t i = 0;
-  for (auto part : parts.array()) {
-    for_each_step(std::optional(JsonNode(part, parts.path() + "[" + std::to_string(i++) + "]")), list, visit,
-                  depth + 1);
-  }
-}
-
-Regex read_pattern(const JsonNode& node) {
-  const JsonNode pattern = node.at("pattern");
-  return pattern.locate([&] {
-    const auto text = pattern.find("String");
-    return text ? Regex::literal(text->string()) : Regex(pattern.at("Regex").string());
-  });
-}
 
 SplitBehavior read_behavior(const JsonNode& node) {
   const std::string_view name = node.string();
@@ -40,16 +22,6 @@ SplitBehavior read_behavior(const JsonNode& node) {
   node.refuse("the behavior " + std::string(name));
 }
 
-PreTokenizerStep::Prepend read_prepend(const JsonNode& node) {
-  using Prepend = PreTokenizerStep::Prepend;
-  if (!node.find("prepend_scheme")) return node.boolean_or("add_prefix_space", true) ? Prepend::always : Prepend::never;
-  const std::string_view scheme = node.at("prepend_scheme").string();
-  if (scheme == "always") return Prepend::always;
-  if (scheme == "first") return Prepend::first;
-  if (scheme == "never") return Prepend::never;
-  node.refuse("the prepend_scheme " + std::string(scheme));
-}
-
 void read_byte_level(const JsonNode& node, JsonPreTokenizer& out) {
   out.byte_level = true;
   if (node.boolean_or("add_prefix_space", true)) {
@@ -58,19 +30,19 @@ void read_byte_level(const JsonNode& node, JsonPreTokenizer& out) {
   if (node.boolean_or("use_regex", true)) out.steps.push_back({.pattern = Regex(gpt2_pattern)});
 }
 
-// The mark of a Metaspace step that stands for a space.
-std::string read_mark(const JsonNode& node) {
-  const std::string_view mark = node.string_or("replacement", "\xE2\x96\x81");
-  if (mark.empty()) node.refuse("Metaspace with an empty replacement");
-  return std::string(mark);
-}
-
 void read_metaspace(const JsonNode& node, JsonPreTokenizer& out) {
   const std::string mark = read_mark(node);
   out.steps.push_back({.kind = PreTokenizerStep::Kind::metaspace, .text = mark, .prepend = read_prepend(node)});
   if (node.boolean_or("split", true)) {
     out.steps.push_back({.pattern = Regex::literal(mark), .behavior = SplitBehavior::merged_with_next});
   }
+}
+
+// Punctuation of Unicode 8, and what ASCII has besides.
+const std::string& punctuation() {
+  static const std::string pattern =
+      R"((?:\p{P}(?<![)" + unnamed_class_items() + R"(])|[!-/:-@\[-`{-~\x{166D}\x{111C9}]))";
+  return pattern;
 }
 
 void read_pre_tokenizer_step(const JsonNode& node, JsonPreTokenizer& out) {
@@ -93,10 +65,20 @@ void read_pre_tokenizer_step(const JsonNode& node, JsonPreTokenizer& out) {
   }
   if (type == "Punctuation") {
     const auto behavior = node.find("behavior");
-    return split(R"([\p{P}!-/:-@\[-`{-~])", behavior ? read_behavior(*behavior) : SplitBehavior::isolated);
+    return split(punctuation(), behavior ? read_behavior(*behavior) : SplitBehavior::isolated);
   }
   if (type == "Whitespace") {  // Rust's \w has the two joiners, too
     return split(R"([\w\x{200C}\x{200D}]+|[^\w\s\x{200C}\x{200D}]+)", SplitBehavior::removed, true);
+  }
+  if (type == "BertPreTokenizer") {
+    split(R"(\s)", SplitBehavior::removed);
+    return split(punctuation(), SplitBehavior::isolated);
+  }
+  if (type == "UnicodeScripts") return split(script_runs_pattern(), SplitBehavior::removed, true);
+  if (type == "FixedLength") {
+    const JsonNode length = node.at("length");
+    if (length.integer() < 1 || length.integer() > 65535) length.fail(std::to_string(length.integer()), "1 to 65535");
+    return split("\\p{Any}{1," + std::to_string(length.integer()) + "}", SplitBehavior::isolated);
   }
   if (type == "WhitespaceSplit") return split(R"(\s)", SplitBehavior::removed);
   if (type == "CharDelimiterSplit") {
@@ -106,67 +88,59 @@ void read_pre_tokenizer_step(const JsonNode& node, JsonPreTokenizer& out) {
   node.refuse("the pre-tokenizer " + type);
 }
 
+std::shared_ptr<const SentencePieceRules> read_charsmap(const JsonNode& node) {
+  auto rules = std::make_shared<SentencePieceRules>();
+  const JsonNode text = node.at("precompiled_charsmap");
+  text.locate([&] {
+    const auto bytes = base64_decode(text.string());
+    if (!bytes) text.fail("text that is not base64", "base64");
+    return rules->charsmap.emplace(*bytes);
+  });
+  return rules;
+}
+
+void read_bert_normalizer(const JsonNode& node, Normalizer& out) {
+  using Kind = NormalizerStep::Kind;
+  const bool lowercase = node.boolean_or("lowercase", true);
+  if (node.boolean_or("clean_text", true)) out.push_back({.kind = Kind::clean});
+  if (node.boolean_or("handle_chinese_chars", true)) out.push_back({.kind = Kind::space_han});
+  if (node.boolean_or("strip_accents", lowercase)) {
+    out.push_back({.kind = Kind::nfd});
+    out.push_back({.kind = Kind::strip_nonspacing});
+  }
+  if (lowercase) out.push_back({.kind = Kind::lowercase});
+}
+
 void read_normalizer_step(const JsonNode& node, Normalizer& out) {
   using Kind = NormalizerStep::Kind;
+  static const std::map<std::string_view, Kind> plain = {{"NFC", Kind::nfc},
+                                                         {"NFD", Kind::nfd},
+                                                         {"NFKC", Kind::nfkc},
+                                                         {"NFKD", Kind::nfkd},
+                                                         {"Nmt", Kind::nmt},
+                                                         {"Lowercase", Kind::lowercase},
+                                                         {"ByteLevel", Kind::byte_level},
+                                                         {"StripAccents", Kind::strip_accents}};
   const std::string type(node.at("type").string());
-  if (type == "NFC") out.push_back({.kind = Kind::nfc});
-  else if (type == "NFD") out.push_back({.kind = Kind::nfd});
-  else if (type == "NFKC") out.push_back({.kind = Kind::nfkc});
-  else if (type == "NFKD") out.push_back({.kind = Kind::nfkd});
-  else if (type == "Prepend") out.push_back({.kind = Kind::prepend, .text = std::string(node.at("prepend").string())});
-  else if (type == "Replace")
+  if (const auto found = plain.find(type); found != plain.end()) {
+    out.push_back({.kind = found->second});
+  } else if (type == "Prepend") {
+    out.push_back({.kind = Kind::prepend, .text = std::string(node.at("prepend").string())});
+  } else if (type == "Strip") {
+    out.push_back({.kind = Kind::strip,
+                   .left = node.boolean_or("strip_left", true),
+                   .right = node.boolean_or("strip_right", true)});
+  } else if (type == "Replace") {
     out.push_back(
         {.kind = Kind::replace, .pattern = read_pattern(node), .text = std::string(node.at("content").string())});
-  else node.refuse("the normalizer " + type);
-}
-
-void read_decoder_step(const JsonNode& node, bool& fused, JsonDecoder& out) {
-  const std::string type(node.at("type").string());
-  if (type == "ByteLevel") {
-    out.byte_level = true;
-  } else if (type == "ByteFallback") {
-    if (fused) node.refuse("ByteFallback after Fuse");
-    out.byte_fallback = true;
-  } else if (type == "Fuse") {
-    fused = true;
-  } else if (type == "Replace") {
-    const auto text = node.at("pattern").find("String");
-    if (!text || fused || out.byte_fallback)
-      node.refuse(text ? "Replace after ByteFallback or Fuse" : "Replace of a Regex");
-    if (text->string().empty()) node.refuse("Replace of an empty text");
-    out.replacements.emplace_back(text->string(), node.at("content").string());
-  } else if (type == "Strip") {
-    if (!fused || node.at("content").string() != " " || node.at("stop").integer() != 0) {
-      node.refuse("Strip other than of spaces at the start after Fuse");
-    }
-    out.strip_leading_spaces = static_cast<size_t>(std::max<int64_t>(0, node.at("start").integer()));
-  } else if (type == "Metaspace") {
-    out.replacements.emplace_back(read_mark(node), " ");
-    out.strip_leading_spaces = read_prepend(node) == PreTokenizerStep::Prepend::never ? 0 : 1;
+  } else if (type == "Precompiled") {
+    if (node.find("precompiled_charsmap") && !node.at("precompiled_charsmap").string().empty())
+      out.push_back({.kind = Kind::precompiled, .rules = read_charsmap(node)});
+  } else if (type == "BertNormalizer") {
+    read_bert_normalizer(node, out);
   } else {
-    node.refuse("the decoder " + type);
+    node.refuse("the normalizer " + type);
   }
-}
-
-// Bytes that a token may have after the decoder's replacements, which a hostile file can make grow without end.
-constexpr size_t max_decoded_token = 1 << 20;
-
-std::string replace_all(std::string_view text, std::string_view what, std::string_view by) {
-  std::string result;
-  size_t done = 0;
-  for (size_t at; (at = text.find(what, done)) != std::string_view::npos; done = at + what.size()) {
-    result.append(text, done, at - done).append(by);
-    check(result.size() <= max_decoded_token, ErrorCode::bad_file,
-          "tokenizer.json: its decoder makes a token longer than 1 MiB; the file is damaged");
-  }
-  return result.append(text, done);
-}
-
-std::optional<char> byte_of(std::string_view token) {
-  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
-  const std::string hex(token.substr(3, 2));
-  if (hex.find_first_not_of("0123456789ABCDEFabcdef") != std::string::npos) return std::nullopt;
-  return static_cast<char>(std::strtol(hex.c_str(), nullptr, 16));
 }
 
 void read_template(const JsonNode& node, JsonPostProcessor& out) {
@@ -188,7 +162,44 @@ void read_template(const JsonNode& node, JsonPostProcessor& out) {
   if (!seen_text) node.refuse("a template without the text");
 }
 
+// ["[CLS]", 101]
+int32_t read_token_pair(const JsonNode& node) {
+  const simdjson::dom::array pair = node.array();
+  if (pair.size() != 2) node.fail("a list of " + std::to_string(pair.size()), "a token and its id");
+  return static_cast<int32_t>(std::clamp<int64_t>(JsonNode(pair.at(1), node.path() + "[1]").integer(), -1, INT32_MAX));
+}
+
+void read_cls_sep(const JsonNode& node, JsonPostProcessor& out) {
+  out.prefix.push_back(read_token_pair(node.at("cls")));
+  out.suffix.push_back(read_token_pair(node.at("sep")));
+}
+
 }  // namespace
+
+Regex read_pattern(const JsonNode& node) {
+  const JsonNode pattern = node.at("pattern");
+  return pattern.locate([&] {
+    const auto text = pattern.find("String");
+    return text ? Regex::literal(text->string()) : Regex(pattern.at("Regex").string());
+  });
+}
+
+// The mark of a Metaspace step that stands for a space.
+std::string read_mark(const JsonNode& node) {
+  const std::string_view mark = node.string_or("replacement", "\xE2\x96\x81");
+  if (mark.empty()) node.refuse("Metaspace with an empty replacement");
+  return std::string(mark);
+}
+
+PreTokenizerStep::Prepend read_prepend(const JsonNode& node) {
+  using Prepend = PreTokenizerStep::Prepend;
+  if (!node.find("prepend_scheme")) return node.boolean_or("add_prefix_space", true) ? Prepend::always : Prepend::never;
+  const std::string_view scheme = node.at("prepend_scheme").string();
+  if (scheme == "always") return Prepend::always;
+  if (scheme == "first") return Prepend::first;
+  if (scheme == "never") return Prepend::never;
+  node.refuse("the prepend_scheme " + std::string(scheme));
+}
 
 Normalizer read_normalizer(const std::optional<JsonNode>& node) {
   Normalizer steps;
@@ -202,26 +213,13 @@ JsonPreTokenizer read_pre_tokenizer(const std::optional<JsonNode>& node) {
   return result;
 }
 
-JsonDecoder read_decoder(const std::optional<JsonNode>& node) {
-  check(node.has_value(), ErrorCode::bad_file,
-        "tokenizer.json has no decoder, needed one; convert the tokenizer again");
-  JsonDecoder decoder;
-  bool fused = false;
-  for_each_step(node, "decoders", [&](const JsonNode& step) { read_decoder_step(step, fused, decoder); });
-  return decoder;
-}
-
-std::string JsonDecoder::decode(std::string_view token, bool is_added) const {
-  if (byte_level) {
-    auto bytes = is_added ? std::nullopt : byte_level_decode(token);
-    return bytes ? *bytes : std::string(token);
-  }
-  std::string text(token);
-  for (const auto& [what, by] : replacements) text = replace_all(text, what, by);
-  if (byte_fallback) {
-    if (const auto byte = byte_of(text)) return std::string(1, *byte);
-  }
-  return text;
+AddedToken read_added_token(const JsonNode& node, bool special) {
+  return {.text = std::string(node.at("content").string()),
+          .special = special,
+          .single_word = node.boolean_or("single_word", false),
+          .lstrip = node.boolean_or("lstrip", false),
+          .rstrip = node.boolean_or("rstrip", false),
+          .normalized = node.boolean_or("normalized", !special)};
 }
 
 JsonPostProcessor read_post_processor(const std::optional<JsonNode>& node) {
@@ -229,6 +227,7 @@ JsonPostProcessor read_post_processor(const std::optional<JsonNode>& node) {
   for_each_step(node, "processors", [&](const JsonNode& step) {
     const std::string type(step.at("type").string());
     if (type == "TemplateProcessing") read_template(step, result);
+    else if (type == "BertProcessing" || type == "RobertaProcessing") read_cls_sep(step, result);
     else if (type != "ByteLevel") step.refuse("the post-processor " + type);  // ByteLevel moves offsets only
   });
   return result;

@@ -1,4 +1,4 @@
-// The parts of tokenizer.json around the model: normalizer, pre_tokenizer, decoder, post_processor.
+// The parts of tokenizer.json around the model: normalizer, pre_tokenizer, post_processor. (decoder: tokenizer_json_decoder.h)
 #pragma once
 
 #include <optional>
@@ -12,6 +12,24 @@
 
 namespace sluice {
 
+// Calls `visit` for the node, or for each part of a Sequence, in order. `list` is the key under which a Sequence keeps its parts.
+template <class Visit>
+void for_each_step(const std::optional<JsonNode>& node, std::string_view list, const Visit& visit, int depth = 0) {
+  if (!node || node->is_null()) return;
+  if (node->at("type").string() != "Sequence") return visit(*node);
+  if (depth > 8) node->refuse("a Sequence inside " + std::to_string(depth) + " others");
+  const JsonNode parts = node->at(list);
+  size_t i = 0;
+  for (auto part : parts.array()) {
+    for_each_step(std::optional(JsonNode(part, parts.path() + "[" + std::to_string(i++) + "]")), list, visit,
+                  depth + 1);
+  }
+}
+
+Regex read_pattern(const JsonNode& node);                      // {"String": …} or {"Regex": …}
+std::string read_mark(const JsonNode& node);                   // of a Metaspace step: what stands for a space
+PreTokenizerStep::Prepend read_prepend(const JsonNode& node);  // of a Metaspace step
+
 Normalizer read_normalizer(const std::optional<JsonNode>& node);
 
 struct JsonPreTokenizer {
@@ -20,16 +38,8 @@ struct JsonPreTokenizer {
 };
 JsonPreTokenizer read_pre_tokenizer(const std::optional<JsonNode>& node);
 
-// How a token's text becomes bytes, and what is taken off the start of a text.
-struct JsonDecoder {
-  bool byte_level = false;
-  bool byte_fallback = false;
-  std::vector<std::pair<std::string, std::string>> replacements;
-  size_t strip_leading_spaces = 0;
-
-  std::string decode(std::string_view token, bool is_added) const;
-};
-JsonDecoder read_decoder(const std::optional<JsonNode>& node);
+// An entry of added_tokens, without its id.
+AddedToken read_added_token(const JsonNode& node, bool special);
 
 struct JsonPostProcessor {
   std::vector<int32_t> prefix, suffix;

@@ -33,23 +33,30 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 
 TEST_CASE("from_tokenizer_json: what is not implemented is refused by its name") {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"({"normalizer": {"type": "Lowercase"}})", "the normalizer Lowercase"},
-      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Precompiled"}]}})",
-       "the normalizer Precompiled"},
-      {R"({"pre_tokenizer": {"type": "BertPreTokenizer"}})", "the pre-tokenizer BertPreTokenizer"},
-      {R"({"pre_tokenizer": {"type": "UnicodeScripts"}})", "the pre-tokenizer UnicodeScripts"},
+      {R"({"normalizer": {"type": "Uppercase"}})", "the normalizer Uppercase"},
+      {R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Martian"}]}})",
+       "the normalizer Martian"},
+      {R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})", "precompiled_charsmap"},
+      {R"({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}})", "not base64"},
+      {R"({"pre_tokenizer": {"type": "RandomSplit"}})", "the pre-tokenizer RandomSplit"},
       {R"({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]}})",
        "Digits after ByteLevel"},
       {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a&&b]"}, "behavior": "Isolated"}})", "&&"},
       {R"({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Sideways"}})",
        "the behavior Sideways"},
-      {R"({"decoder": {"type": "WordPiece"}})", "the decoder WordPiece"},
-      {R"({"decoder": null})", "no decoder"},
+      {R"({"decoder": {"type": "CTC"}})", "the decoder CTC"},
+      {R"({"decoder": {"type": "BPEDecoder"}})", "the decoder BPEDecoder"},
       {R"({"decoder": {"type": "Metaspace", "replacement": ""}})", "Metaspace with an empty replacement"},
       {R"({"pre_tokenizer": {"type": "Metaspace", "replacement": ""}})", "Metaspace with an empty replacement"},
-      {R"({"post_processor": {"type": "RobertaProcessing"}})", "the post-processor RobertaProcessing"},
-      {R"({"model": {"type": "Unigram", "vocab": []}})", "the model Unigram"},
-      {R"({"model": {"type": "WordPiece", "vocab": {}}})", "the model WordPiece"},
+      {R"({"post_processor": {"type": "RobertaProcessing"}})", "no cls"},
+      {R"({"post_processor": {"type": "Martian"}})", "the post-processor Martian"},
+      {R"({"model": {"type": "Unigram", "unk_id": 0, "vocab": []}})",
+       "the model Unigram after a pre-tokenizer ByteLevel"},
+      {R"({"pre_tokenizer": null, "model": {"type": "Unigram", "vocab": [["a", 0.0]]}})", "Unigram without unk_id"},
+      {R"({"pre_tokenizer": null, "model": {"type": "Unigram", "unk_id": 7, "vocab": [["a", 0.0]]}})", "found 7"},
+      {R"({"pre_tokenizer": null, "model": {"type": "Unigram", "unk_id": 0, "vocab": [["a", "b"]]}})", "pairs of them"},
+      {R"({"pre_tokenizer": null, "model": {"type": "WordPiece", "unk_token": "u", "vocab": {}}})", "\"u\""},
+      {R"({"model": {"type": "Martian"}})", "the model Martian"},
       {R"({"model": {"type": "BPE", "end_of_word_suffix": "</w>", "vocab": {"a": 0}, "merges": []}})",
        "end_of_word_suffix"},
       {R"({"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}})", "dropout"},
@@ -116,12 +123,61 @@ TEST_CASE("from_tokenizer_json: a merge that stands twice has its last rank, as 
   CHECK(Tokenizer::from_tokenizer_json(json.dump()).encode("abc").ids == std::vector<int32_t>{0, 4});
 }
 
+// Expected ids: transformers 5.24 with the same files.
+TEST_CASE("from_tokenizer_json: tokens that stand in other files have the ids that transformers gives them") {
+  const Json json = base_json();
+  const int32_t next = static_cast<int32_t>(json.at("model").at("vocab").size());
+  const auto load = [&](const char* config, const char* map = "", const char* added = "") {
+    return Tokenizer::from_tokenizer_json(json.dump(), TokenizerConfig::from_json(config, map, added));
+  };
+  const std::string decoder =
+      R"({"added_tokens_decoder": {")" + std::to_string(next + 1) + R"(": {"content": "<y>", "special": true}, ")" +
+      std::to_string(next) +
+      R"(": {"content": "<x>", "special": false, "rstrip": true}}, "eos_token": "<y>", "pad_token": "[PAD]"})";
+  const Tokenizer with_decoder = load(decoder.c_str(), R"({"eos_token": "<z>"})", R"({"<w>": 5})");
+  CHECK(with_decoder.encode("<x> a<y>").ids.front() == next);
+  CHECK(with_decoder.encode("<x> a<y>").ids.back() == next + 1);
+  CHECK(with_decoder.eos_id() == next + 1);
+  CHECK(with_decoder.stop_ids().front() == next + 1);
+  CHECK(with_decoder.pad_id() == next + 2);
+  CHECK_FALSE(with_decoder.is_special(next));
+  CHECK(with_decoder.token_id("<w>") == std::nullopt);  // with added_tokens_decoder the other files do not count
+
+  const std::string added = R"({"<y>": )" + std::to_string(next + 1) + R"(, "<x>": )" + std::to_string(next) + "}";
+  const Tokenizer with_file = load("{}", R"({"eos_token": {"content": "<y>", "lstrip": false}})", added.c_str());
+  CHECK(with_file.token_id("<x>") == next);
+  CHECK(with_file.eos_id() == next + 1);
+  CHECK(with_file.is_special(next + 1));
+  CHECK_FALSE(with_file.is_special(next));
+
+  const Tokenizer named =
+      load(R"({"bos_token": {"content": "<b>"}, "additional_special_tokens": ["<x>", {"content": "<y>"}, "<b>"]})");
+  CHECK(named.encode("<b><x><y>").ids == std::vector<int32_t>{next, next + 1, next + 2});
+  CHECK(named.bos_id() == next);
+  CHECK(named.decode(std::vector<int32_t>{next, next + 2}, true).empty());
+
+  TokenizerConfig only_ids;
+  only_ids.stop_ids = {3, 4};
+  CHECK(Tokenizer::from_tokenizer_json(json.dump(), only_ids).eos_id() == 3);
+}
+
+TEST_CASE("from_tokenizer_json: a file that gives a token another id than the tokenizer has is refused") {
+  for (const char* config : {R"({"added_tokens_decoder": {"9999": {"content": "<x>"}}})",
+                             R"({"added_tokens_decoder": {"1": {"content": "<|begin_of_text|>"}}})",
+                             R"({"added_tokens_decoder": {"0": {"content": "<x>"}}})"}) {
+    CAPTURE(config);
+    CHECK_THROWS_WITH_AS(Tokenizer::from_tokenizer_json(base_json().dump(), TokenizerConfig::from_json(config)),
+                         doctest::Contains("needed one id"), Error);
+  }
+  CHECK_THROWS_WITH_AS(TokenizerConfig::from_json(R"({"added_tokens_decoder": {"x": {"content": "<x>"}}})"),
+                       doctest::Contains("the key \"x\""), Error);
+}
+
 TEST_CASE("TokenizerConfig: names the special tokens and overrules the post-processor") {
   const std::string json = read_text(golden_tokenizer_folder() + "llama2.tokenizer.json");
   const TokenizerConfig config = TokenizerConfig::from_json(
       R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null, "unk_token": "<unk>", "add_bos_token": true,
-          "add_eos_token": true, "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})");
-  CHECK(config.chat_template == "d");
+          "add_eos_token": true})");
   const Tokenizer both = Tokenizer::from_tokenizer_json(json, config);
   CHECK(both.bos_id() == both.token_id("<s>"));
   CHECK(both.eos_id() == both.token_id("</s>"));

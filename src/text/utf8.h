@@ -27,6 +27,13 @@ inline size_t utf8_length(std::string_view text, size_t at) {
   return 4;
 }
 
+// The start of the character that ends at `end`, in valid text.
+inline size_t utf8_previous(std::string_view text, size_t end) {
+  size_t at = end - 1;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) --at;
+  return at;
+}
+
 // The code point at `at`; a character must start there.
 inline uint32_t utf8_decode(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(text[at + i])); };

@@ -21,6 +21,7 @@ class Vocabulary {
   int32_t find(std::string_view text) const;  // -1 when unknown
   std::string_view text(int32_t id) const;    // empty for an id without a token
   bool has(int32_t id) const { return id >= 0 && id < size() && entries_[static_cast<size_t>(id)].taken; }
+  int32_t count() const { return static_cast<int32_t>(used_); }           // texts that find() knows
   int32_t size() const { return static_cast<int32_t>(entries_.size()); }  // largest id + 1
 
  private:

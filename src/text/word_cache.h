@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "text/bpe.h"
+#include "text/token_model.h"
 
 namespace sluice {
 

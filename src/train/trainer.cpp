@@ -80,6 +80,7 @@ Run::Run(const TrainConfig& config, Progress& progress, const TaskMaker& make_ta
   model_->device = parse_device(config.device);
   text_ = std::make_unique<ModelText>(load_model_text(*model_->source));
   if (!config.chat_template.empty()) text_->use_template(config.chat_template);
+  for (const std::string& line : text_->notes) note(line);
   text_->use_arguments(config.chat_template_args);
   leave_before_steps();
   load_data();

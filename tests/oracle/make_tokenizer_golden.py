@@ -1,18 +1,21 @@
 """Golden data for src/text: what Hugging Face tokenizers, SentencePiece and llama.cpp make of the same text. No code of Sluice takes part.
 
-    pip install tokenizers sentencepiece gguf llama-cpp-python jinja2
+    pip install tokenizers sentencepiece tiktoken protobuf gguf llama-cpp-python jinja2
     python3 tests/oracle/make_tokenizer_golden.py [path of SmolLM2-135M-Instruct.Q4_1.gguf]
 
 Writes tests/golden/tokenizer/:
     corpus.jsonl               a JSON string a line (tokenizer_corpus.py)
     <name>.tokenizer.json      small tokenizers trained on the corpus, one for each construction that model families use
     <name>.vocabulary.json     the same as the arrays of a GGUF file: model, pre, tokens, types, merges or scores
+    <name>.model               the same as model files of SentencePiece
+    <name>.tiktoken            the same as files of tiktoken; the name begins with the scheme
     <name>.expected            a line for each document: hash of the ids (FNV-1a, folded to 32 bits), hash of the decoded text or =
                                when it is the document, the number of ids and, for each 200th document, ": id id …"
     splits.json                what each pre-tokenizer makes of short texts
     cases.json                 single texts with options, for added tokens, post-processors and boundaries
 Where two judges answer (tokenizers, SentencePiece, llama.cpp), the script prints how many documents they disagree on.
 """
+import base64
 import json
 import os
 import sys
@@ -164,6 +167,137 @@ def piece_tokenizers(d):
     return out
 
 
+def charsmap_of(model):
+    """precompiled_charsmap of a SentencePiece model file."""
+    from sentencepiece import sentencepiece_model_pb2
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model)
+    return proto.normalizer_spec.precompiled_charsmap
+
+
+def word_tokenizers(d, charsmap):
+    """Unigram, WordPiece and WordLevel, with the steps that model families put around them."""
+    out = {}
+
+    def trained(name, model, trainer, normalizer, pre, decoder, post=None):
+        t = Tokenizer(model)
+        if normalizer:
+            t.normalizer = normalizer
+        t.pre_tokenizer, t.decoder = pre, decoder
+        # Unigram's vocabulary must hold every character it is trained on: those of few scripts.
+        few = [x for x in d[::3] if max(x, default=" ") < "\u0600"] if isinstance(model, models.Unigram) else d[::3]
+        t.train_from_iterator(few, trainer)
+        if post:
+            t.post_processor = post(t)
+        out[name] = t
+
+    bert = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trained("bert", models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer(vocab_size=1500, special_tokens=bert, show_progress=False, limit_alphabet=700),
+            normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(),
+            lambda t: processors.BertProcessing(("[SEP]", t.token_to_id("[SEP]")), ("[CLS]", t.token_to_id("[CLS]"))))
+    cased = models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20)
+    trained("bert_cased", cased, trainers.WordPieceTrainer(vocab_size=1500, special_tokens=bert, show_progress=False, limit_alphabet=700),
+            normalizers.BertNormalizer(lowercase=False, strip_accents=False, clean_text=True), pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=False))
+    trained("wordlevel", models.WordLevel(unk_token="<unk>"), trainers.WordLevelTrainer(vocab_size=900, special_tokens=["<unk>"], show_progress=False),
+            normalizers.Sequence([normalizers.Nmt(), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Strip()]),
+            pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.FixedLength(6)]), None)
+    mark = "▁"
+    metaspace = pre_tokenizers.Metaspace(mark, prepend_scheme="always", split=True)
+
+    def unigram(size=2400, special=("<pad>", "</s>", "<unk>")):
+        return trainers.UnigramTrainer(vocab_size=size, special_tokens=list(special), unk_token="<unk>", show_progress=False)
+    trained("unigram", models.Unigram(), unigram(),
+            normalizers.Sequence([normalizers.Precompiled(charsmap), normalizers.Replace(Regex(" {2,}"), " ")]), metaspace, decoders.Metaspace(mark, "always", True),
+            lambda t: processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", t.token_to_id("</s>"))]))
+    trained("unigram_whole", models.Unigram(), unigram(special=["<unk>", "<s>", "</s>"]), None, metaspace, decoders.Metaspace(mark, "first", False))
+    data = json.loads(out["unigram_whole"].to_str())
+    data["model"]["byte_fallback"] = True
+    data["model"]["vocab"] += [[b, 0.0] for b in BYTES]
+    data["pre_tokenizer"] = json.loads(pre_tokenizers.Metaspace(mark, prepend_scheme="first", split=False).__getstate__())
+    data["decoder"] = json.loads(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(mark, "first", False)]).__getstate__())
+    out["unigram_whole"] = Tokenizer.from_str(json.dumps(data))
+    add_varied_tokens(out["unigram"])
+    add_varied_tokens(out["bert"])
+    # Loaded again, since reading a score from a file may change its last bit.
+    return {name: Tokenizer.from_str(t.to_str()) for name, t in out.items()}
+
+
+SENTENCEPIECE = {
+    "sp_unigram": dict(model_type="unigram", character_coverage=0.98, user_defined_symbols=USER_DEFINED),
+    "sp_unigram_bytes": dict(model_type="unigram", byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity",
+                             add_dummy_prefix=False, remove_extra_whitespaces=False, user_defined_symbols=["<start_of_turn>", "[INST]", "otter"]),
+    "sp_bpe": dict(model_type="bpe", character_coverage=0.98, normalization_rule_name="nmt_nfkc_cf", user_defined_symbols=["[INST]", "ab"]),
+    "sp_llama": dict(model_type="bpe", byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+                     allow_whitespace_only_pieces=True, split_digits=True),
+    "sp_gemma": dict(model_type="bpe", byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+                     add_dummy_prefix=False, split_digits=True, allow_whitespace_only_pieces=True, user_defined_symbols=USER_DEFINED + ["<table>"]),
+}
+
+
+def sentencepiece_model(documents, size, **options):
+    """A model file of SentencePiece, trained on every third document."""
+    import io
+    text, model = [x for d in documents[::3] for x in d.split("\n") if x.strip()], io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(text), model_writer=model, vocab_size=size, minloglevel=2, num_threads=1,
+                                             hard_vocab_limit=False, **options)
+    return model.getvalue()
+
+
+def sentencepiece_rows(model, documents):
+    p = sentencepiece.SentencePieceProcessor(model_proto=model)
+    encoded = [p.encode(d) for d in documents]
+    return [(ids, p.decode(ids).encode()) for ids in encoded]
+
+
+def tiktoken_patterns():
+    """The schemes' patterns, as their makers publish them."""
+    from tiktoken_ext import openai_public
+    import inspect
+    import re as regex
+    source = inspect.getsource(openai_public)
+    o200k = "|".join(regex.findall(r'r"""(.*?)"""', source[source.index("def o200k_base"):], regex.S)[:7])
+    cl100k = regex.search(r'r"""(.*?)"""', source[source.index("def cl100k_base"):], regex.S).group(1)
+    return {"llama3": LLAMA3, "qwen": QWEN2, "cl100k_base": cl100k, "o200k_base": o200k}
+
+
+# Where the schemes' special tokens stand behind the ranks, those that the corpus has.
+TIKTOKEN_SPECIALS = {"llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
+                     "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}, "cl100k_base": {"<|endoftext|>": 0}, "o200k_base": {"<|endoftext|>": 0}}
+
+
+def tiktoken_encoding(name, ranks):
+    import tiktoken
+    specials = {text: len(ranks) + at for text, at in TIKTOKEN_SPECIALS[name].items()}
+    return tiktoken.Encoding(name, pat_str=tiktoken_patterns()[name], mergeable_ranks=ranks, special_tokens=specials)
+
+
+def tiktoken_files(documents, size):
+    """Ranks of byte-level BPE trained with each scheme's pattern: {name: (text of the file, Encoding)}."""
+    out = {}
+    for name, pattern in tiktoken_patterns().items():
+        plain = {"cl100k_base": LLAMA3, "o200k_base": GPT4O}.get(name, pattern)
+        t = train(documents, pre_tokenizers.Sequence([split(plain), byte_level()]), size, [])
+        to_byte = {c: b for b, c in bytes_to_characters().items()}
+        ranks = {bytes(to_byte[c] for c in text): rank for text, rank in t.get_vocab().items()}
+        lines = "".join(f"{base64.b64encode(b).decode()} {r}\n" for b, r in sorted(ranks.items(), key=lambda x: x[1]))
+        out[name] = lines, tiktoken_encoding(name, ranks)
+    return out
+
+
+def bytes_to_characters():
+    """GPT-2's alphabet."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(0x100 + i) for i, b in enumerate(rest)}}
+
+
+def tiktoken_rows(name, encoding, documents):
+    import unicodedata
+    texts = [unicodedata.normalize("NFC", d) for d in documents] if name == "qwen" else documents
+    encoded = [encoding.encode(d, allowed_special="all") for d in texts]
+    return [(ids, encoding.decode_bytes(ids)) for ids in encoded]
+
+
 def arrays_of(t, pre):
     """The arrays that a GGUF file of this tokenizer has."""
     data = json.loads(t.to_str())
@@ -282,7 +416,7 @@ def cases(tokenizers):
 
 def split_cases():
     """Every behavior of Split, inverted or not, and the pre-tokenizers that are splits by another name."""
-    texts = ["--a--b1-", "a", "--", "a  b   c ", "1a22b333", "▁▁x▁y", "x(y),z!", "", "é-ü"]
+    texts = ["--a--b1-", "a", "--", "a  b   c ", "1a22b333", "▁▁x▁y", "x(y),z!", "", "é-ü", " どこで生れ。ー Yes.кот ա։ב١ x"]
     behaviors = ["removed", "isolated", "contiguous", "merged_with_previous", "merged_with_next"]
     named = [({"type": "Split", "pattern": {kind: p}, "behavior": b.title().replace("_", "").replace("with", "With"), "invert": i},
               pre_tokenizers.Split(p if kind == "String" else Regex(p), b, i))
@@ -290,7 +424,8 @@ def split_cases():
     named += [({"type": "Digits", "individual_digits": i}, pre_tokenizers.Digits(i)) for i in (False, True)]
     named += [({"type": "Punctuation", "behavior": b}, pre_tokenizers.Punctuation(b.lower())) for b in ("Removed", "Isolated", "Contiguous")]
     named += [({"type": "Whitespace"}, pre_tokenizers.Whitespace()), ({"type": "WhitespaceSplit"}, pre_tokenizers.WhitespaceSplit()),
-              ({"type": "CharDelimiterSplit", "delimiter": "-"}, pre_tokenizers.CharDelimiterSplit("-"))]
+              ({"type": "CharDelimiterSplit", "delimiter": "-"}, pre_tokenizers.CharDelimiterSplit("-")), ({"type": "UnicodeScripts"}, pre_tokenizers.UnicodeScripts()),
+              ({"type": "BertPreTokenizer"}, pre_tokenizers.BertPreTokenizer()), ({"type": "FixedLength", "length": 3}, pre_tokenizers.FixedLength(3))]
     named += [({"type": "Metaspace", "replacement": "▁", "prepend_scheme": p, "split": s}, pre_tokenizers.Metaspace("▁", p, s))
               for p in ("always", "first", "never") for s in (False, True)]
     out = [{"pre_tokenizer": config, "text": t, "pieces": [x for x, _ in pre.pre_tokenize_str(t)] if t else []} for config, pre in named for t in texts]
@@ -305,7 +440,16 @@ def main():
     with open(f"{OUT}/corpus.jsonl", "w", newline="\n") as f:
         f.writelines(json.dumps(d, ensure_ascii=False).replace("\x85", "\\u0085").replace("\u2028", "\\u2028") + "\n" for d in documents)
     byte_tokenizers = byte_level_tokenizers(documents)
-    tokenizers = {**byte_tokenizers, **piece_tokenizers(documents)}
+    models_of_sentencepiece = {name: sentencepiece_model(documents, 1600, **options) for name, options in SENTENCEPIECE.items()}
+    tokenizers = {**byte_tokenizers, **piece_tokenizers(documents), **word_tokenizers(documents, charsmap_of(models_of_sentencepiece["sp_unigram"]))}
+    for name, model in models_of_sentencepiece.items():
+        with open(f"{OUT}/{name}.model", "wb") as f:
+            f.write(model)
+        write_expected(name, sentencepiece_rows(model, documents), documents)
+    for name, (text, encoding) in tiktoken_files(documents, 900).items():
+        with open(f"{OUT}/{name}.small.tiktoken", "w") as f:
+            f.write(text)
+        write_expected(f"{name}.small", tiktoken_rows(name, encoding, documents), documents)
     expected = {}
     for name, t in tokenizers.items():
         t.save(f"{OUT}/{name}.tokenizer.json", pretty=False)

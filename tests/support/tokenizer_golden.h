@@ -62,7 +62,7 @@ inline bool offsets_are_in_order(const Encoding& encoding, std::string_view text
 }
 
 // Encodes and decodes the corpus and compares with <name>.expected.
-inline void check_corpus(const std::string& name, const Tokenizer& tokenizer) {
+inline void check_corpus(const std::string& name, const Tokenizer& tokenizer, EncodeOptions options = {}) {
   const auto& documents = tokenizer_corpus();
   std::istringstream lines(read_text(golden_tokenizer_folder() + name + ".expected"));
   size_t num_bytes = 0, num_wrong = 0, i = 0;
@@ -72,7 +72,7 @@ inline void check_corpus(const std::string& name, const Tokenizer& tokenizer) {
     std::string ids_hash, text_hash, colon;
     size_t count = 0;
     fields >> ids_hash >> text_hash >> count >> colon;
-    const Encoding encoding = tokenizer.encode(documents[i]);
+    const Encoding encoding = tokenizer.encode(documents[i], options);
     std::string bytes(reinterpret_cast<const char*>(encoding.ids.data()), 4 * encoding.ids.size());
     const std::string decoded = tokenizer.decode(encoding.ids);
     const bool same_text = text_hash == "=" ? decoded == documents[i] : fold_hash(decoded) == text_hash;

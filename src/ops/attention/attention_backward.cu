@@ -17,7 +17,9 @@ constexpr int64_t most_scratch_bytes = 240 << 20;
 
 struct Extent {
   int64_t heads, kv_heads, group, blocks;
-  int64_t round_blocks = 16;  // of queries, in a round that is a rectangle
+  // Of queries, in a round that is a rectangle; and whether one has all heads, where scratch holds eight blocks of keys of them.
+  int64_t round_blocks = 16;
+  bool all_heads = false;
 };
 
 // Tiles that scratch holds: what the shape can fill, at most most_scratch_bytes.
@@ -50,7 +52,7 @@ std::vector<int64_t> first_key_blocks(const Spans& spans, int64_t window, int64_
 }
 
 // Calls body(round) for all rounds in order. Where all heads and keys of at least eight query blocks fit (windows), scratch holds the band
-// that they see; otherwise rectangles of round_blocks query blocks and up to 32 key blocks, whose products are long enough and even.
+// that they see; otherwise rectangles of some query blocks and key blocks, whose products are long enough and even.
 template <class Body>
 void for_rounds(const Extent& e, const std::vector<int64_t>& first, int64_t tiles, Body body) {
   for (int64_t q = 0; q < e.blocks;) {
@@ -76,7 +78,9 @@ void for_rounds(const Extent& e, const std::vector<int64_t>& first, int64_t tile
     count = std::min(e.round_blocks, e.blocks - q);
     while (e.group * count > tiles) count /= 2;
     lowest = *std::min_element(first.begin() + q, first.begin() + q + count);
-    const int64_t width = q + count - lowest, most = std::clamp<int64_t>(tiles / (e.group * count), 1, 32);
+    const int64_t width = q + count - lowest, of_all_heads = tiles / (e.heads * count);
+    const int64_t most =
+        e.all_heads && of_all_heads >= 8 ? of_all_heads : std::clamp<int64_t>(tiles / (e.group * count), 1, 32);
     const int64_t chunk = ceil_div(width, ceil_div(width, most));
     const int64_t kv_most = std::clamp<int64_t>(tiles / (e.group * count * chunk), 1, e.kv_heads);
     const int64_t kv_chunk = ceil_div(e.kv_heads, ceil_div(e.kv_heads, kv_most));
@@ -320,7 +324,7 @@ void attention_backward(Context& ctx, const AttentionBackward& args) {
              portable_narrow = portable && portable_backward_narrow_of(D) != nullptr;
   const int64_t tile_bytes = backward_tile * (wide || portable ? 2 : 4), p_bytes = portable_narrow ? 0 : tile_bytes,
                 tiles = narrow ? 0 : scratch_tiles(extent, shape.window, tile_bytes + p_bytes);
-  if (portable_narrow) extent.round_blocks = 8;  // blocks of keys go side by side, and must fill the device
+  if (portable) extent.round_blocks = 8, extent.all_heads = true;  // sums of many short walks, to fill the device
   const int64_t padded = extent.blocks * backward_block;
 
   ArenaScope scope(ctx.arena);

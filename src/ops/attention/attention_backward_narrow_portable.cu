@@ -4,7 +4,7 @@
 //   S^T = K Q^T    dP^T = V dO^T    dV += P^T dO    dK += dS^T Q
 //
 // with keys as rows, so that P^T and dS^T are operands as they stand in registers. dS^T goes to scratch as [keys, queries]; a second kernel forms
-// dQ = dS K of it. Five products, and of a pair of blocks 32 KiB written and read once or twice.
+// dQ = dS K of it. Five products, and of a pair of blocks 32 KiB written and read once.
 #include "ops/attention/attention_backward_portable.cuh"
 
 namespace sluice::cuda {
@@ -18,17 +18,23 @@ struct QueryStep {
   int tile_head, q, part;  // counted from the round's first: head and query block; 32 queries of it
 };
 
+// What a pair needs of its query.
+struct PairQuery {
+  int token;
+  float lse2, delta;
+};
+
 template <int head_dim>
 struct Stages {
   static constexpr PortableBackwardNarrow plan = *portable_backward_narrow_of(head_dim);
   static constexpr uint32_t row_bytes = static_cast<uint32_t>(tile_row_bytes(head_dim)),
                             rows_bytes = queries * row_bytes;
-  static_assert(plan.keys() <= 4 * queries, "the keys come through the room of two stages");
   uint32_t shared;
 
   __device__ uint32_t q(int stage) const { return shared + 2 * stage * rows_bytes; }
   __device__ uint32_t do_(int stage) const { return q(stage) + rows_bytes; }
-  __device__ uint32_t v() const { return shared + 4 * rows_bytes; }
+  __device__ uint32_t k() const { return shared + 4 * rows_bytes; }
+  __device__ uint32_t v() const { return k() + plan.keys() * row_bytes; }
   __device__ uint32_t numbers(int stage) const { return v() + plan.keys() * row_bytes + stage * 2 * queries * 4; }
 
   __device__ void copy(const BackwardArgs& args, const BackwardRound& round, const QueryStep& step, int stage) const {
@@ -48,28 +54,12 @@ struct Stages {
   }
 };
 
-// s [16 of the warp's keys, 32 queries] += left right^T; left from registers or shared memory.
-template <int head_dim, class Left>
-__device__ __forceinline__ void multiply_scores(float (&s)[queries / 2], uint32_t right, Left left) {
-#pragma unroll
-  for (int step = 0; step < head_dim / 16; ++step) {
-    uint32_t a[4];
-    left(step, a);
-#pragma unroll
-    for (int j = 0; j < queries / 8; j += 2) {
-      uint32_t b[4];
-      ldmatrix_x4(right + j * 8 * Stages<head_dim>::row_bytes + step * 32, b);
-      mma_16x8x16(s + 4 * j, a, b[0], b[1]);
-      mma_16x8x16(s + 4 * j + 4, a, b[2], b[3]);
-    }
-  }
-}
-
 template <int head_dim>
 __global__ void __launch_bounds__(threads, 2) keys_kernel(const BackwardArgs args, const BackwardRound round) {
   using Room = Stages<head_dim>;
   constexpr PortableBackwardNarrow plan = Room::plan;
   constexpr int keys = plan.keys(), row_tiles = plan.keys_of_warp / 16, parts = backward_block / keys;
+  constexpr int span = row_tiles == 1 ? 32 : 16;  // queries whose scores are in registers at once
   constexpr uint32_t row_bytes = Room::row_bytes;
   extern __shared__ __align__(16) unsigned char shared[];
   const Room room{shared_address(shared)};
@@ -90,22 +80,11 @@ __global__ void __launch_bounds__(threads, 2) keys_kernel(const BackwardArgs arg
   const int64_t narrow = static_cast<int64_t>(args.num_heads / args.group) * head_dim,
                 column = static_cast<int64_t>(round.kv_begin + kv) * head_dim;
   copy_tile<keys, head_dim, threads>(
-      room.shared, {static_cast<const __nv_bfloat16*>(args.k) + column, narrow, first_key, args.num_tokens}, head_dim);
+      room.k(), {static_cast<const __nv_bfloat16*>(args.k) + column, narrow, first_key, args.num_tokens}, head_dim);
   copy_tile<keys, head_dim, threads>(
       room.v(), {static_cast<const __nv_bfloat16*>(args.v) + column, narrow, first_key, args.num_tokens}, head_dim);
-  copy_commit();
-  copy_wait<0>();
-  __syncthreads();
-  const uint32_t warp_offset = warp * plan.keys_of_warp * row_bytes;
-  uint32_t k[row_tiles][head_dim / 16][4];
-  const uint32_t k_at = lane_address<Quarters::below_first, head_dim>(room.shared + warp_offset),
-                 v_at = lane_address<Quarters::below_first, head_dim>(room.v() + warp_offset);
-#pragma unroll
-  for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-    for (int step = 0; step < head_dim / 16; ++step) ldmatrix_x4(k_at + m * 16 * row_bytes + step * 32, k[m][step]);
-  }
-  __syncthreads();
+  const uint32_t k_at = lane_address<Quarters::below_first, head_dim>(room.k() + warp * plan.keys_of_warp * row_bytes);
+  constexpr uint32_t to_v = keys * row_bytes;
 
   TokenMask key[row_tiles][2];
 #pragma unroll
@@ -127,74 +106,95 @@ __global__ void __launch_bounds__(threads, 2) keys_kernel(const BackwardArgs arg
       room.copy(args, round, next, stage ^ 1);
     }
 
-    const uint32_t q_rows = lane_address<Quarters::beside_first, head_dim>(room.q(stage)),
-                   do_rows = lane_address<Quarters::beside_first, head_dim>(room.do_(stage));
-    float s[row_tiles][queries / 2] = {}, dp[row_tiles][queries / 2] = {};
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      multiply_scores<head_dim>(s[m], q_rows, [&](int step, uint32_t(&a)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[i] = k[m][step][i];
-      });
-      multiply_scores<head_dim>(
-          dp[m], do_rows, [&](int step, uint32_t(&a)[4]) { ldmatrix_x4(v_at + m * 16 * row_bytes + step * 32, a); });
-    }
-
     const auto* const numbers =
         reinterpret_cast<const float2*>(shared + (room.numbers(stage) - room.shared)) + lane % 4;
     const int first_query = (round.q_begin + now.q) * backward_block + now.part * queries;
     const bool some = sight_of(round, args.mask, now.q, round.k_begin + mine) == Sight::some;
-    uint32_t p[row_tiles][queries / 16][4], ds[row_tiles][queries / 16][4];
-#pragma unroll
-    for (int j = 0; j < queries / 8; ++j) {
-      const float2 lse2 = numbers[4 * j], delta = numbers[queries / 2 + 4 * j];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const TokenMask query = some ? args.mask.token(first_query + 8 * j + 2 * (lane % 4) + e) : TokenMask{};
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float &score = s[m][4 * j + 2 * i + e], &slope = dp[m][4 * j + 2 * i + e];
-            to_weight(args, e == 0 ? lse2.x : lse2.y, e == 0 ? delta.x : delta.y, score, slope);
-            const bool seen = !some || args.mask.sees(query, key[m][i]);
-            score = seen ? score : 0.0F, slope = seen ? slope : 0.0F;
-          }
-        }
-      }
-    }
     auto* const tile = static_cast<__nv_bfloat16*>(args.ds) +
                        static_cast<int64_t>(round.tile(now.tile_head, now.q, round.k_begin + mine)) * backward_tile +
                        now.part * queries;
+    // As rows of a right operand, and as its columns.
+    const uint32_t q_rows = lane_address<Quarters::beside_first, head_dim>(room.q(stage)),
+                   q_columns = lane_address<Quarters::below_first, head_dim>(room.q(stage));
+    constexpr uint32_t to_do = Room::rows_bytes;
+#pragma unroll 1
+    for (int from = 0; from < queries; from += span) {
+      const uint32_t below = from * row_bytes;
+      float s[row_tiles][span / 2] = {}, dp[row_tiles][span / 2] = {};
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      pack_operand<queries / 16>(s[m], p[m]);
-      pack_operand<queries / 16>(dp[m], ds[m]);
+      for (int step = 0; step < head_dim / 16; ++step) {
+        uint32_t q[span / 16][4], d[span / 16][4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = part * keys + warp * plan.keys_of_warp + 16 * m + 8 * i + lane / 4;
-        store_row(dp[m], i, 1.0F, tile + row * backward_block);
-      }
-    }
-
-    const uint32_t q_columns = lane_address<Quarters::below_first, head_dim>(room.q(stage)),
-                   do_columns = lane_address<Quarters::below_first, head_dim>(room.do_(stage));
-#pragma unroll
-    for (int step = 0; step < queries / 16; ++step) {
-#pragma unroll
-      for (int j = 0; j < head_dim / 8; j += 2) {
-        uint32_t b[4];
-        ldmatrix_x4<true>(do_columns + step * 16 * row_bytes + j * 16, b);
-#pragma unroll
-        for (int m = 0; m < row_tiles; ++m) {
-          mma_16x8x16(dv[m] + 4 * j, p[m][step], b[0], b[1]);
-          mma_16x8x16(dv[m] + 4 * j + 4, p[m][step], b[2], b[3]);
+        for (int n = 0; n < span / 16; ++n) {
+          ldmatrix_x4(q_rows + below + n * 16 * row_bytes + step * 32, q[n]);
+          ldmatrix_x4(q_rows + to_do + below + n * 16 * row_bytes + step * 32, d[n]);
         }
-        ldmatrix_x4<true>(q_columns + step * 16 * row_bytes + j * 16, b);
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
-          mma_16x8x16(dk[m] + 4 * j, ds[m][step], b[0], b[1]);
-          mma_16x8x16(dk[m] + 4 * j + 4, ds[m][step], b[2], b[3]);
+          uint32_t k[4], v[4];
+          ldmatrix_x4(k_at + m * 16 * row_bytes + step * 32, k);
+          ldmatrix_x4(k_at + to_v + m * 16 * row_bytes + step * 32, v);
+#pragma unroll
+          for (int n = 0; n < span / 8; ++n) {
+            mma_16x8x16(s[m] + 4 * n, k, q[n / 2][n % 2 * 2], q[n / 2][n % 2 * 2 + 1]);
+            mma_16x8x16(dp[m] + 4 * n, v, d[n / 2][n % 2 * 2], d[n / 2][n % 2 * 2 + 1]);
+          }
+        }
+      }
+
+      const auto each = [&](auto body) {
+#pragma unroll
+        for (int j = 0; j < span / 8; ++j) {
+          const float2 delta = numbers[queries / 2 + from / 2 + 4 * j], lse2 = numbers[from / 2 + 4 * j];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const PairQuery query{first_query + from + 8 * j + 2 * (lane % 4) + e, e == 0 ? lse2.x : lse2.y,
+                                  e == 0 ? delta.x : delta.y};
+#pragma unroll
+            for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+              for (int i = 0; i < 2; ++i) body(query, key[m][i], s[m][4 * j + 2 * i + e], dp[m][4 * j + 2 * i + e]);
+            }
+          }
+        }
+      };
+      if (args.softcap > 0)
+        each([&](const PairQuery& query, const TokenMask&, float& score, float& slope) {
+          cap_pair(args, query.delta, score, slope);
+        });
+      if (some)
+        each([&](const PairQuery& query, const TokenMask& key, float& score, float& slope) {
+          hide_pair(args.mask.sees(args.mask.token(query.token), key), score, slope);
+        });
+      each([&](const PairQuery& query, const TokenMask&, float& score, float& slope) {
+        weigh_pair(args.factor, query.lse2, query.delta, score, slope);
+      });
+
+      uint32_t p[row_tiles][span / 16][4], ds[row_tiles][span / 16][4];
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+        pack_operand<span / 16>(s[m], p[m]);
+        pack_operand<span / 16>(dp[m], ds[m]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = part * keys + warp * plan.keys_of_warp + 16 * m + 8 * i + lane / 4;
+          store_row(dp[m], i, 1.0F, tile + row * backward_block + from);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < span / 16; ++step) {
+#pragma unroll
+        for (int j = 0; j < head_dim / 8; j += 2) {
+          uint32_t d[4], q[4];
+          ldmatrix_x4<true>(q_columns + to_do + below + step * 16 * row_bytes + j * 16, d);
+          ldmatrix_x4<true>(q_columns + below + step * 16 * row_bytes + j * 16, q);
+#pragma unroll
+          for (int m = 0; m < row_tiles; ++m) {
+            mma_16x8x16(dv[m] + 4 * j, p[m][step], d[0], d[1]);
+            mma_16x8x16(dv[m] + 4 * j + 4, p[m][step], d[2], d[3]);
+            mma_16x8x16(dk[m] + 4 * j, ds[m][step], q[0], q[1]);
+            mma_16x8x16(dk[m] + 4 * j + 4, ds[m][step], q[2], q[3]);
+          }
         }
       }
     }

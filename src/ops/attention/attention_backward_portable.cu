@@ -126,16 +126,19 @@ __global__ void __launch_bounds__(threads) scores_kernel(const BackwardArgs args
       const int64_t at = static_cast<int64_t>(h) * args.padded + block.first_query + row;
       const float lse2 = args.lse2[at], delta = args.delta[at];
       const TokenMask query = args.mask.token(block.first_query + row);
+      const auto each = [&](auto body) {
 #pragma unroll
-      for (int n = 0; n < warp_keys / 8; ++n) {
+        for (int n = 0; n < warp_keys / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float &score = s[m][4 * n + 2 * i + e], &slope = dp[m][4 * n + 2 * i + e];
-          to_weight(args, lse2, delta, score, slope);
-          const bool seen = sight == Sight::all || args.mask.sees(query, key[n][e]);
-          score = seen ? score : 0.0F, slope = seen ? slope : 0.0F;
+          for (int e = 0; e < 2; ++e) body(s[m][4 * n + 2 * i + e], dp[m][4 * n + 2 * i + e], key[n][e]);
         }
-      }
+      };
+      if (args.softcap > 0)
+        each([&](float& score, float& slope, const TokenMask&) { cap_pair(args, delta, score, slope); });
+      if (sight == Sight::some)
+        each(
+            [&](float& score, float& slope, const TokenMask& k) { hide_pair(args.mask.sees(query, k), score, slope); });
+      each([&](float& score, float& slope, const TokenMask&) { weigh_pair(args.factor, lse2, delta, score, slope); });
       const int64_t to = row * backward_block + part * score_keys + first_column;
       store_row(s[m], i, 1.0F, p_tile + to);
       store_row(dp[m], i, 1.0F, ds_tile + to);

@@ -10,15 +10,20 @@ namespace sluice::cuda {
 constexpr int portable_threads = 32 * portable_warps;
 static_assert(backward_block == 128 && portable_warps == 4);
 
-// A score and its gradient, of a pair that is seen: s = q . k becomes P, dp becomes dS.
-__device__ __forceinline__ void to_weight(const BackwardArgs& args, float lse2, float delta, float& s, float& dp) {
-  float slope = 1;
-  if (args.softcap > 0) {
-    const float tanh = tanhf(s * args.scale / args.softcap);
-    s = args.softcap * tanh, slope = 1 - tanh * tanh;
-  }
-  s = exp2_approx(fmaf(s, args.factor, -lse2));
-  dp = s * (dp - delta) * slope;
+// A pair's score s = q . k and dp = dO . v become P and dS in up to three passes, each over all of a thread's pairs, so that the last, which every
+// pair takes, has no branch. First, with a softcap: s becomes the capped score, and dp - delta takes the cap's slope.
+__device__ __forceinline__ void cap_pair(const BackwardArgs& args, float delta, float& s, float& dp) {
+  const float tanh = tanhf(s * args.scale / args.softcap);
+  s = args.softcap * tanh;
+  dp = fmaf(dp - delta, 1 - tanh * tanh, delta);
+}
+// Where the mask is not all: P and dS of a hidden pair become zero, whatever its numbers are.
+__device__ __forceinline__ void hide_pair(bool seen, float& s, float& dp) {
+  s = seen ? s : minus_infinity, dp = seen ? dp : 0.0F;
+}
+__device__ __forceinline__ void weigh_pair(float factor, float lse2, float delta, float& s, float& dp) {
+  s = exp2_approx(fmaf(s, factor, -lse2));
+  dp = s * (dp - delta);
 }
 
 // Where a row of an accumulator goes: columns from `valid` on are left out.

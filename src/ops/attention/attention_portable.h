@@ -64,12 +64,13 @@ struct PortableBackwardNarrow {
   int head_dim, keys_of_warp, dq_columns;
   static constexpr int queries = 32;
   constexpr int keys() const { return keys_of_warp * portable_warps; }
-  // One block of values (the keys stay in registers, and come through the queries' room), two of queries with lse and delta.
+  // A block of keys and values, two of queries and dO with lse and delta.
   constexpr int64_t shared_bytes() const {
-    return (keys() + 2 * 2 * queries) * tile_row_bytes(head_dim) + 2 * 2 * queries * 4;
+    return (2 * keys() + 2 * 2 * queries) * tile_row_bytes(head_dim) + 2 * 2 * queries * 4;
   }
 };
-constexpr PortableBackwardNarrow portable_backward_narrow[] = {{64, 32, 64}, {80, 16, 80}, {96, 16, 96}, {128, 16, 64}};
+constexpr PortableBackwardNarrow portable_backward_narrow[] = {
+    {64, 32, 64}, {80, 16, 80}, {96, 16, 96}, {128, 16, 128}};
 constexpr const PortableBackwardNarrow* portable_backward_narrow_of(int64_t head_dim) {
   for (const PortableBackwardNarrow& b : portable_backward_narrow) {
     if (b.head_dim == head_dim) return &b;

@@ -291,8 +291,9 @@ TEST_CASE("folder: a plan and a run that is refused write nothing") {
   plan_run(run.config, 0, 0);
   CHECK_FALSE(fs::exists(run.config.adapter_path));
   TrainConfig bad = run.config;
-  bad.batch_size = 1000;
-  CHECK_FALSE(message_of(bad).empty());
+  bad.data = (run.folder / "damaged").string();
+  write_text(run.folder / "damaged/train.jsonl", "{\"prompt\": \n");
+  CHECK(contains(message_of(bad), "row 1"));
   bad = run.config;
   bad.memory = "1MiB";
   CHECK(contains(message_of(bad), "the leanest plan"));

@@ -1,6 +1,5 @@
 // What a run makes of steps without a gradient, of rows that fill no batch, and which checkpoint it calls the best.
 #include <algorithm>
-#include <csignal>
 
 #include "data/dataset.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -50,13 +49,14 @@ Json state_of(const TrainConfig& config, const std::string& name = "last") {
   return Json::parse(read_whole_file(fs::path(config.adapter_path) / name / "state.json"));
 }
 
-// Interrupts the process when a step is reported.
+// Asks the run to stop when a step is reported.
 class Interrupts : public Heard {
  public:
+  StopRequest stop;
   explicit Interrupts(int64_t step) : step_(step) {}
   void train(const TrainReport& report) override {
     Heard::train(report);
-    if (report.step == step_) std::raise(SIGINT);
+    if (report.step == step_) stop.ask("the test");
   }
 
  private:
@@ -66,7 +66,7 @@ class Interrupts : public Heard {
 // Runs until the interruption.
 void interrupt(const TrainConfig& config, int64_t step, const TaskMaker& task = {}) {
   Interrupts heard(step);
-  CHECK_THROWS_AS(train(config, heard, task), Error);
+  CHECK_THROWS_AS(train(config, heard, task, &heard.stop), Error);
   CHECK(heard.saves.back() == step);
 }
 

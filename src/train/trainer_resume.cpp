@@ -35,7 +35,9 @@ Json Run::identity() const {
   Json contents = {{"model", base_hash_}, {"data", rows(train_rows_)}};
   if (steered_by_validation(config_)) contents["valid.jsonl"] = rows(valid_rows_);
   if (policy_) contents["reference_adapter"] = policy_->key();
-  if (!config_.eval_task_data.empty()) contents["eval_task_data"] = sha256_file(config_.eval_task_data);
+  // A program's own task may name what is no file.
+  if (const std::string& cases = config_.eval_task_data; !cases.empty())
+    contents["eval_task_data"] = fs::is_regular_file(cases) ? sha256_file(cases) : hash_of_text(cases);
   // A resumed run no longer needs the adapter that it started from: gone, it cannot be another.
   if (!config_.resume_adapter_file.empty() && (!config_.resume || fs::exists(config_.resume_adapter_file)))
     contents["resume_adapter_file"] = adapter_hash(load_adapter(config_.resume_adapter_file, model_->config));

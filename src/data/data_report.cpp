@@ -26,6 +26,12 @@ Json to_json(const Quantiles& q) {
 
 constexpr std::array<const char*, 3> names_of_train_on = {"all", "last", "everything"};
 
+std::string keys_line(const char* what, const std::map<std::string, int64_t>& keys) {
+  std::string line;
+  for (const auto& [key, rows] : keys) line += fmt::format("{} {} ({} rows)", line.empty() ? "" : ",", key, rows);
+  return line.empty() ? "" : fmt::format("\n  {}{}", what, line);
+}
+
 }  // namespace
 
 void DataReport::count(const Sample& sample) {
@@ -55,6 +61,7 @@ Json DataReport::json() const {
           {"rows_contradicted", rows_contradicted},
           {"rows_rewritten", rows_rewritten},
           {"answers_without_token", answers_without_token},
+          {"left_out_by_template", left_out},
           {"unread_keys", unread_keys},
           {"tokens", tokens},
           {"supervised_tokens", supervised},
@@ -114,11 +121,8 @@ std::string DataReport::summary() const {
         "which nothing predicts",
         answers_without_token);
   }
-  if (!unread_keys.empty()) {
-    text += "\n  keys that are not read:";
-    for (const auto& [key, rows] : unread_keys) text += fmt::format(" {} ({} rows),", key, rows);
-    text.pop_back();
-  }
+  text += keys_line("warning: the chat template does not write, in whole or in part:", left_out);
+  text += keys_line("keys that are not read:", unread_keys);
   return text;
 }
 

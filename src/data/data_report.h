@@ -38,6 +38,7 @@ struct DataReport {
   int64_t rows_contradicted = 0;     // dropped: the same tokens have both labels (kto)
   // An answer that the chat template changed, so that other text is trained than the file has; answers of which no token can be learned.
   int64_t rows_rewritten = 0, answers_without_token = 0;
+  std::map<std::string, int64_t> left_out;     // how many rows have a key whose text the chat template does not write
   std::map<std::string, int64_t> unread_keys;  // how many rows have a key that is not read
 
   int64_t tokens = 0, supervised = 0;  // of the rows kept

@@ -33,10 +33,11 @@ ModelText model_of(const Json& golden) {
                                   texts.begin());
   v.add_bos = false;
   ModelText text{.tokenizer = Tokenizer::from_gguf(v)};
-  TemplateTokens texts_of{.stops = golden["stops"].get<std::vector<std::string>>()};
-  for (const auto& [name, token] : golden["tokens"].items())
-    texts_of.texts.emplace_back(name, token.get<std::string>());
-  text.chat = ChatTemplate::from_sources({{.text = golden["source"].get<std::string>()}}, std::move(texts_of));
+  TemplateTokens names{.stops = golden["stops"].get<std::vector<std::string>>()};
+  for (const auto& [name, token] : golden["tokens"].items()) names.texts.emplace_back(name, token.get<std::string>());
+  text.chat = ChatTemplate::from_sources(
+      {{.text = read_whole_file(source_dir() / "tests/golden/chat" / (golden["name"].get<std::string>() + ".jinja"))}},
+      names);
   return text;
 }
 

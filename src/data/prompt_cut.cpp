@@ -22,7 +22,7 @@ std::vector<Part> parts_of(const DataRow& row, const PromptCut& cut) {
   std::vector<Part> parts;
   for (size_t i = 0; i < std::min(cut.end, row.messages.size()); ++i) {
     const Json& message = row.messages[i];
-    if (message["role"] != "user" || !message["content"].is_string()) continue;
+    if (message["role"] != "user" || !message["content"].is_string()) continue;  // a user's has a content
     Part part{.message = i, .text = message["content"].get<std::string>(), .cuts = {0}, .lengths = {}};
     int64_t tokens = 0;
     for (const ByteRange& token : cut.tokenizer.encode(part.text).offsets) {

@@ -54,12 +54,24 @@ void check_message(const Json& message, const std::string& where) {
   if (!message.is_object())
     refuse_row(fmt::format("{} is {}, needed {{\"role\", \"content\"}}", where, shortened(message)));
   const std::string role = message_text(message, "role", where);
-  message_text(message, "content", where);
-  constexpr std::array<std::string_view, 3> roles = {"system", "user", "assistant"};
+  const bool calls = role == "assistant" && message.contains("tool_calls") && !is_empty_value(message["tool_calls"]);
+  const bool parts = message.contains("content") && message["content"].is_array() && !message["content"].empty();
+  if (!parts && !(calls && (!message.contains("content") || message["content"].is_null())))
+    message_text(message, "content", where);
+  constexpr std::array<std::string_view, 10> roles = {"system",   "developer", "user",    "assistant",   "tool",
+                                                      "function", "ipython",   "control", "environment", "document"};
   if (std::find(roles.begin(), roles.end(), role) == roles.end()) {
-    refuse_row(
-        fmt::format("{}.role is \"{}\", needed system, user or assistant; rename it or drop the message", where, role));
+    refuse_row(fmt::format(
+        "{}.role is \"{}\", needed system, developer, user, assistant or tool; rename it or drop the message", where,
+        role));
   }
+}
+
+// What a chat template may read of a message.
+const std::vector<std::string_view>& message_keys() {
+  static const std::vector<std::string_view> keys = {"role", "content",           "tool_calls", "tool_call_id",
+                                                     "name", "reasoning_content", "reasoning",  "thinking"};
+  return keys;
 }
 
 void append_messages(const Json& list, const std::string& key, DataRow& row) {
@@ -76,7 +88,7 @@ void append_messages(const Json& list, const std::string& key, DataRow& row) {
                                message["role"].get_ref<const std::string&>()));
       row.masks_prompt = true;
     }
-    for (const std::string& name : unread_keys(message, where, {"role", "content"}))
+    for (const std::string& name : unread_keys(message, where, message_keys()))
       row.unread.push_back(key + "[]." + name);
     row.messages.push_back(message);
     row.weights.push_back(weight.value_or(1));
@@ -87,11 +99,29 @@ void append_messages(const Json& list, const std::string& key, DataRow& row) {
 void take_rest(const Json& object, std::initializer_list<std::string_view> read, DataRow& row) {
   std::vector<std::string> spoken;
   for (const Json& message : row.messages) {
-    if (message["content"].is_string()) spoken.push_back(message["content"].get<std::string>());
+    if (message.contains("content") && message["content"].is_string())
+      spoken.push_back(message["content"].get<std::string>());
   }
-  const std::vector<std::string> unread = unread_keys(object, "", read, spoken);
+  std::vector<std::string_view> known(read);
+  known.insert(known.end(), {"tools", "documents", "chat_template_kwargs", "chat_template_args"});
+  const std::vector<std::string> unread = unread_keys(object, "", known, spoken);
   row.unread.insert(row.unread.end(), unread.begin(), unread.end());
   row.weight = weight_of(object, "").value_or(1);
+  const auto list = [&](const char* key) {
+    if (!object.contains(key) || is_empty_value(object[key])) return Json();
+    if (!object[key].is_array()) refuse_row(fmt::format("{} is {}, needed a list", key, shortened(object[key])));
+    return object[key];
+  };
+  row.tools = list("tools");
+  row.documents = list("documents");
+  for (const char* key : {"chat_template_kwargs", "chat_template_args"}) {  // transformers' and mlx-lm's name
+    if (!object.contains(key) || is_empty_value(object[key])) continue;
+    if (!object[key].is_object())
+      refuse_row(fmt::format("{} is {}, needed an object of names and values", key, shortened(object[key])));
+    if (row.arguments.is_object() && row.arguments != object[key])
+      refuse_row("chat_template_kwargs and chat_template_args are both given and differ; keep one");
+    row.arguments = object[key];
+  }
   for (double& w : row.weights) w *= row.weight;
 }
 

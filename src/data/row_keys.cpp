@@ -96,7 +96,7 @@ std::optional<double> weight_of(const Json& object, const std::string& where) {
 }
 
 std::vector<std::string> unread_keys(const Json& object, const std::string& where,
-                                     std::initializer_list<std::string_view> read,
+                                     const std::vector<std::string_view>& read,
                                      const std::vector<std::string>& spoken) {
   std::vector<std::string> unread;
   for (const auto& [key, value] : object.items()) {

@@ -7,7 +7,6 @@
 // ("id", "source"): not read, and counted by name.
 #pragma once
 
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,7 +30,7 @@ std::optional<double> weight_of(const Json& object, const std::string& where);
 // Keys of the object that are neither `read` nor say what is learned, in order. Throws Error(bad_file) for one that carries content which the model
 // would not see: images, function_call, history …, unless it is empty or a text that stands in one of the texts `spoken` anyway.
 std::vector<std::string> unread_keys(const Json& object, const std::string& where,
-                                     std::initializer_list<std::string_view> read,
+                                     const std::vector<std::string_view>& read,
                                      const std::vector<std::string>& spoken = {});
 
 }  // namespace sluice

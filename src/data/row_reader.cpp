@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "data/prompt_cut.h"
 #include "io/hash.h"
@@ -39,13 +40,17 @@ RowReader::RowReader(const std::string& path, const ModelText& text, const Datas
 std::vector<Sample> RowReader::tokenise_all(const std::vector<DataRow*>& rows, bool count) {
   std::vector<Sample> samples;
   bool rewritten = false;
+  std::set<std::string> left_out;
   for (const DataRow* row : rows) {
     TokenisedRow tokenised = tokenise(*row, text_, options_.train_on);
     rewritten = rewritten || tokenised.rewritten;
+    left_out.insert(tokenised.left_out.begin(), tokenised.left_out.end());
     if (count) report_.answers_without_token += tokenised.answers_without_token;
     samples.push_back(std::move(tokenised.sample));
   }
-  if (count && rewritten) ++report_.rows_rewritten;
+  if (!count) return samples;
+  if (rewritten) ++report_.rows_rewritten;
+  for (const std::string& key : left_out) ++report_.left_out[key];
   return samples;
 }
 
@@ -62,7 +67,7 @@ bool RowReader::is_of_this_part(const DataRow& row) const {
   std::string key = fmt::format("{}:", split.seed);
   for (size_t i = 0; i < row.messages.size(); ++i) {
     if (i >= row.first_target && row.messages[i]["role"] == "assistant") break;
-    key += row.messages[i]["role"].dump() + row.messages[i]["content"].dump() + "\n";
+    key += row.messages[i]["role"].dump() + row.messages[i].value("content", Json()).dump() + "\n";
   }
   const std::string digest = sha256(std::as_bytes(std::span(key)));
   uint64_t number = 0;  // 52 bits: exact as a double

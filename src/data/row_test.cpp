@@ -158,6 +158,132 @@ TEST_CASE("rows: keys that carry what the model would not see are refused by nam
   }
 }
 
+namespace {
+
+// A template in the manner of those with tools: definitions first, calls as JSON, reasoning of the last turn alone.
+const ModelText& tool_model() {
+  static const ModelText text = [] {
+    ModelText model = Letters().model(false);
+    model.chat = ChatTemplate::from_sources(
+        {{.text = "{%- if tools %}{{- '<|im_start|>tools ' + (tools | tojson) + '<|im_end|>' }}{% endif %}"
+                  "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+                  "{%- if m.reasoning_content and loop.last %}{{- '<think>' + m.reasoning_content + '</think>' }}{% "
+                  "endif %}"
+                  "{%- if m.content %}{{- m.content | trim }}{% endif %}"
+                  "{%- for c in m.tool_calls or [] %}{{- '<call>' + c.function.name + ' ' + (c.function.arguments | "
+                  "tojson) + '</call>' }}"
+                  "{%- endfor %}{{- '<|im_end|>\\n' }}{% endfor %}"
+                  "{%- if mood is defined %}{{- mood }}{% endif %}"}},
+        {.texts = {{"eos_token", "<|im_end|>"}}, .stops = {"<|im_end|>"}});
+    return model;
+  }();
+  return text;
+}
+
+Json call(const Json& arguments) {
+  return {
+      {"role", "assistant"},
+      {"content", nullptr},
+      {"tool_calls", Json::array({{{"type", "function"}, {"function", {{"name", "add"}, {"arguments", arguments}}}}})}};
+}
+
+}  // namespace
+
+TEST_CASE("FieldT3_ a tool call is learned to its last token, whether its arguments are text or an object") {
+  const Json tool = {{"type", "function"}, {"function", {{"name", "add"}, {"description", "Adds."}}}};
+  const Json object = Json::parse(R"({"b": 1, "a": [2.0, 1e-7]})");
+  std::vector<Sample> samples;
+  for (const Json& arguments : {object, Json(object.dump()), Json(R"({"b": 1, "a": [2.0, 1e-7]})")}) {
+    const Json row = {{"messages",
+                       {message("user", "1 + 2?"),
+                        call(arguments),
+                        {{"role", "tool"}, {"content", "3"}},
+                        message("assistant", "three")}},
+                      {"tools", Json::array({tool})}};
+    samples.push_back(make_sample(row.dump(), tool_model()));
+  }
+  CHECK(samples[0].ids == samples[1].ids);
+  CHECK(samples[0].ids == samples[2].ids);
+  CHECK(samples[0].supervised == samples[1].supervised);
+  const std::string shown = preview(samples[0], tool_model().tokenizer);
+  CHECK(
+      contains(shown, "assistant\n⟦<call>add {\"b\": 1, \"a\": [2.0, 1e-07]}</call><|im_end|>⟧\n<|im_start|>tool\n3"));
+  CHECK(contains(shown, "assistant\n⟦three<|im_end|>⟧"));
+  CHECK(contains(shown, "\"description\": \"Adds.\""));
+  CHECK_THROWS_AS(make_sample(Json({{"messages", {message("user", "x"), call("no JSON {")}}}).dump(), tool_model()),
+                  Error);
+}
+
+TEST_CASE("FieldD14_ what a template leaves out or changes is counted by name, and refused where it cannot be meant") {
+  Json first = message("assistant", "one"), last = message("assistant", " two ");
+  first["reasoning_content"] = "earlier thoughts";
+  last["reasoning_content"] = "last thoughts";
+  const Json row = {{"messages", {message("user", "q"), first, message("user", "r"), last}}};
+  const File file(rows_of({row, two_turns()}));
+  const Dataset data = read_dataset(file.path, tool_model(), {});
+  CHECK(data.report.left_out == std::map<std::string, int64_t>{{"messages[].reasoning_content", 1}});
+  CHECK(data.report.rows_rewritten == 1);  // " two " is trimmed
+  CHECK(contains(data.report.summary(), "the chat template does not write, in whole or in part: messages[].reasoning"));
+  const std::string shown = preview(data.samples[0], tool_model().tokenizer);
+  CHECK(contains(shown, "⟦one<|im_end|>⟧"));
+  CHECK(contains(shown, "⟦<think>last thoughts</think>two<|im_end|>⟧"));
+  // The plain ChatML template knows neither tools nor calls nor documents.
+  Json with_tools = two_turns();
+  with_tools["tools"] = Json::array({{{"name", "add"}}});
+  CHECK(contains(refusal(with_tools),
+                 "row 1: tools is [{\"name\":\"add\"}], and the model's chat template does not write tools"));
+  Json with_documents = two_turns();
+  with_documents["documents"] = Json::array({{{"text", "d"}}});
+  CHECK(contains(refusal(with_documents), "row 1: documents is "));
+  Json with_call = two_turns();
+  with_call["messages"][1]["tool_calls"] = call(Json::object())["tool_calls"];
+  CHECK(
+      contains(refusal(with_call), "messages[1].tool_calls: the model's chat template does not write the call of add"));
+  Json with_parts = two_turns();
+  with_parts["messages"][0]["content"] = Json::array({{{"type", "text"}, {"text", "q"}}});
+  CHECK_FALSE(refusal(with_parts).empty());
+}
+
+TEST_CASE("rows: arguments of the template stand in the row under transformers' and mlx-lm's name") {
+  Json row = two_turns();
+  for (const char* key : {"chat_template_kwargs", "chat_template_args"}) {
+    Json with = row;
+    with[key] = {{"mood", "glad"}};
+    CHECK(decoded(make_sample(with.dump(), tool_model())).ends_with("glad"));
+  }
+  row["chat_template_kwargs"] = {{"mood", "glad"}};
+  row["chat_template_args"] = {{"mood", "sad"}};
+  CHECK_THROWS_WITH_AS(make_sample(row.dump(), tool_model()), doctest::Contains("differ; keep one"), Error);
+  row["chat_template_args"] = 3;
+  CHECK_THROWS_WITH_AS(make_sample(row.dump(), tool_model()), doctest::Contains("needed an object"), Error);
+}
+
+TEST_CASE(
+    "FieldT4_ generation blocks: tokens that overlap are learned, nothing after; a turn without a token is counted") {
+  ModelText text = Letters().model(false);
+  text.chat = ChatTemplate::from_sources(
+      {{.text =
+            "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
+            "{% else %}{{ m.content }}{% endif %}{% endfor %}"}},
+      {.texts = {{"eos_token", "<|im_end|>"}}, .stops = {"<|im_end|>"}});
+  const auto shown = [&](const std::string& first, const std::string& answer, const std::string& then) {
+    Json row = {
+        {"messages",
+         {message("assistant", first), message("user", "u"), message("assistant", answer), message("user", then)}}};
+    return preview(make_sample(row.dump(), text), text.tokenizer);
+  };
+  CHECK(shown("A", "", "xyz") == "Auxyz");  // nothing predicts the first token
+  CHECK(shown("Ab", " ", "xyz") == "A⟦b⟧u⟦ ⟧xyz");
+  CHECK(shown("A", "b \n", "xyz") == "Au⟦b \n⟧xyz");
+  CHECK(shown("A", "c", "a") == "Au⟦c⟧a");
+  CHECK(shown("A", "ca", "b") == "Au⟦cab⟧");  // "ab" is one token
+  const File file(
+      Json({{"messages", {message("assistant", "A"), message("user", "u"), message("assistant", "b")}}}).dump() + "\n");
+  const DataReport report = read_dataset(file.path, text, {}).report;
+  CHECK(report.answers_without_token == 1);
+  CHECK(report.supervised == 1);
+}
+
 TEST_CASE("rows: what a message says anyway may be said again; other keys are counted by name") {
   Json row = two_turns();
   row["messages"].insert(row["messages"].begin(), message("system", "You speak French."));

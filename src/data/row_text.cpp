@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "data/row_keys.h"
+
 namespace sluice {
 
 namespace {
@@ -16,7 +18,9 @@ struct Learned {
 struct Rendered {
   std::string text;
   std::vector<Learned> learned;  // ascending
+  int64_t silent = 0;            // answers that are to be learned and of which the template writes nothing
   bool rewritten = false;
+  std::vector<std::string> left_out;  // keys whose text the template does not write
 };
 
 // The weight of each message as it is trained on.
@@ -41,24 +45,96 @@ Rendered render_plain(const DataRow& row, const ModelText& text, double weight) 
   return result;
 }
 
+// Texts of a content, which is a text or a list of parts.
+std::vector<std::string> texts_of(const Json& message) {
+  const Json content = message.value("content", Json());
+  if (content.is_string()) return {content.get<std::string>()};
+  std::vector<std::string> texts;
+  for (const Json& item : content.is_array() ? content : Json::array()) {
+    if (item.is_object() && item.contains("text") && item["text"].is_string())
+      texts.push_back(item["text"].get<std::string>());
+  }
+  return texts;
+}
+
+std::string trimmed(const std::string& text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
+}
+
+// The bytes of a turn that are the assistant's.
+std::string learned_text(const RenderedChat& chat, const LearnedTurn& turn) {
+  std::string text;
+  for (const ByteRange& range : turn.ranges) {
+    text += std::string_view(chat.text).substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+  }
+  return text;
+}
+
+// Tools and documents that change nothing of the text are not in it.
+void check_context(const DataRow& row, const ChatTemplate& chat, const ChatInput& input, const std::string& text) {
+  for (const auto& [name, list] : {std::pair("tools", &ChatInput::tools), {"documents", &ChatInput::documents}}) {
+    if ((input.*list).is_null()) continue;
+    ChatInput without = input;
+    without.*list = Json();
+    if (chat.render(without).text == text)
+      refuse_row(fmt::format("{} is {}, and the model's chat template does not write {}; drop the key or the row", name,
+                             shortened(name == std::string_view("tools") ? row.tools : row.documents), name));
+  }
+}
+
+// Calls are in the turn of their message, or the template has no place for them.
+void check_calls(const Json& message, const std::string& turn, const std::string& text, const std::string& where) {
+  const Json calls = message.value("tool_calls", Json());
+  for (const Json& call : calls) {
+    const Json& function = call.is_object() && call.contains("function") ? call["function"] : call;
+    if (!function.is_object() || !function.contains("name") || !function["name"].is_string()) continue;
+    const auto& name = function["name"].get_ref<const std::string&>();
+    if (turn.find(name) == std::string::npos && text.find(name) == std::string::npos)
+      refuse_row(fmt::format("{}.tool_calls: the model's chat template does not write the call of {}", where, name));
+  }
+}
+
+// What the template changed or left out. Reasoning is left out by design in earlier turns, or everywhere.
+void compare(const DataRow& row, const std::vector<double>& weights, const RenderedChat& chat, Rendered& result) {
+  for (const LearnedTurn& turn : chat.turns) {
+    const Json& message = row.messages[turn.message];
+    const std::string learned = learned_text(chat, turn);
+    check_calls(message, learned, chat.text, fmt::format("messages[{}]", turn.message));
+    for (const char* key : {"reasoning_content", "reasoning", "thinking"}) {
+      const Json value = message.value(key, Json());
+      if (value.is_string() && learned.find(trimmed(value.get<std::string>())) == std::string::npos)
+        result.left_out.push_back(std::string("messages[].") + key);
+    }
+    for (const std::string& text : texts_of(message)) {
+      const bool changed = learned.find(text) == std::string::npos;
+      result.rewritten = result.rewritten || (changed && weights[turn.message] > 0);
+    }
+  }
+  for (size_t i = 0; i < row.messages.size(); ++i) {
+    if (row.messages[i].value("content", Json()).is_array() && chat.text.find("'type': 'text'") != std::string::npos)
+      refuse_row(
+          fmt::format("messages[{}].content is a list, which the model's chat template does not read; give a text", i));
+  }
+}
+
 Rendered render(const DataRow& row, const ModelText& text, TrainOn train_on) {
   const std::vector<double> weights = weights_of(row, train_on);
-  if (row.plain && !text.chat && text.template_problem.empty()) return render_plain(row, text, weights[1]);
-  Rendered result;
+  const bool bare = row.tools.is_null() && row.documents.is_null() && row.arguments.is_null();
+  if (row.plain && bare && !text.chat && text.template_problem.empty()) return render_plain(row, text, weights[1]);
+  const ChatTemplate& chat = text.need_chat();
   check(text.end_problem.empty(), ErrorCode::bad_config, text.end_problem);
-  RenderedChat chat = text.need_chat().render(
-      {.messages = row.messages, .tools = row.tools, .documents = row.documents, .arguments = row.arguments});
-  for (const LearnedTurn& turn : chat.turns) {
-    const double weight = weights[turn.message];
-    std::string written;
-    for (const ByteRange& range : turn.ranges) {
-      result.learned.push_back({range, weight});
-      written += chat.text.substr(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
-    }
-    const auto& content = row.messages[turn.message]["content"].get_ref<const std::string&>();
-    result.rewritten = result.rewritten || (weight > 0 && written.find(content) == std::string::npos);
+  const ChatInput input{
+      .messages = row.messages, .tools = row.tools, .documents = row.documents, .arguments = row.arguments};
+  RenderedChat rendered = chat.render(input);
+  check_context(row, chat, input, rendered.text);
+  Rendered result;
+  compare(row, weights, rendered, result);
+  for (const LearnedTurn& turn : rendered.turns) {
+    result.silent += weights[turn.message] > 0 && turn.ranges.empty() ? 1 : 0;
+    for (const ByteRange& range : turn.ranges) result.learned.push_back({range, weights[turn.message]});
   }
-  result.text = std::move(chat.text);
+  result.text = std::move(rendered.text);
   return result;
 }
 
@@ -105,8 +181,10 @@ TokenisedRow tokenise(const DataRow& row, const ModelText& text, TrainOn train_o
   Encoding encoding = text.tokenizer.encode(rendered.text, {.add_special = true});
   SLUICE_ASSERT(encoding.ids.size() == encoding.offsets.size());
   auto [weights, untouched] = weigh(encoding, rendered.learned, everything ? row.weight : 0);
-  TokenisedRow result{
-      .sample = {.ids = std::move(encoding.ids)}, .rewritten = rendered.rewritten, .answers_without_token = untouched};
+  TokenisedRow result{.sample = {.ids = std::move(encoding.ids)},
+                      .rewritten = rendered.rewritten,
+                      .left_out = std::move(rendered.left_out),
+                      .answers_without_token = untouched + rendered.silent};
   Sample& sample = result.sample;
   for (size_t t = 0; t < weights.size(); ++t) sample.supervised.push_back(t > 0 && weights[t] > 0 ? 1 : 0);
   if (std::any_of(weights.begin(), weights.end(), [](double w) { return w != 0 && w != 1; }))

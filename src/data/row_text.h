@@ -20,6 +20,8 @@ namespace sluice {
 struct TokenisedRow {
   Sample sample;
   bool rewritten = false;  // an answer is not in the text as the row has it
+  // Keys of messages whose text the template does not write, such as the reasoning of earlier turns.
+  std::vector<std::string> left_out;
   int64_t answers_without_token =
       0;  // answers that are to be learned, and none of their bytes is a token's that can be
 };

@@ -182,7 +182,7 @@ TEST_CASE("gemma folders: what is not supported or cannot be is refused by name"
       {"gemma3-like", {{"sliding_window_pattern", 0}}, {"sliding_window_pattern is 0"}},
       {"gemma3-like", {{"sliding_window", -1}}, {"layer 0", "window -1"}},
       {"gemma3-like", {{"num_key_value_heads", 3}}, {"4 query heads and 3 key/value heads"}},
-      {"gemma3-like", {{"head_dim", 15}}, {"head dimension 15"}},
+      {"gemma3-like", {{"head_dim", 15}}, {"config.json: the head dimension is 15"}},
       {"gemma3-like", {{"rope_scaling", {{"rope_type", "dynamic"}}}}, {"rope scaling 'dynamic' is not supported"}},
       {"gemma4-e4b-like", {{"num_kv_shared_layers", 12}}, {"no earlier layer has its kind of attention"}},
       {"gemma4-e4b-like", {{"per_layer_config", {{"5", {{"num_key_value_heads", 1}}}}}}, {"layer 5", "in its donor"}},

@@ -65,7 +65,7 @@ int64_t window_of(const ConfigReader& config, int64_t otherwise) {
 
 // Gemma 4's full layers rotate a part of the pairs only; the others have frequency 0.
 RopeConfig proportional_rope(const ConfigReader& parameters, double theta, int64_t head_dim) {
-  RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim)};
+  RopeConfig rope{.frequencies = rope_frequencies(theta, head_dim, parameters.where())};
   const double share = parameters.number_or("partial_rotary_factor", 1), factor = parameters.positive_or("factor", 1);
   const auto rotated = static_cast<size_t>(std::floor(share * static_cast<double>(head_dim) / 2));
   for (size_t i = 0; i < rope.frequencies.size(); ++i)
@@ -281,7 +281,8 @@ void set_gguf_ropes(ModelConfig& m, const WeightSource& source, const ConfigRead
   if (m.model_type == "gemma2") return m.ropes.assign(2, full);
   check_rotated(config, "rope.dimension_count_swa", sliding_dim);
   m.ropes.assign(2, full);
-  m.ropes[rope_sliding].frequencies = rope_frequencies(config.positive_or("rope.freq_base_swa", 10000), sliding_dim);
+  m.ropes[rope_sliding].frequencies =
+      rope_frequencies(config.positive_or("rope.freq_base_swa", 10000), sliding_dim, config.where());
 }
 
 ModelRecipe from_gguf(const WeightSource& source, const std::string& type) {

@@ -112,11 +112,11 @@ void refuse_other_gguf_keys(const ConfigReader& config) {
 
 }  // namespace
 
-std::vector<double> rope_frequencies(double theta, int64_t head_dim) {
+std::vector<double> rope_frequencies(double theta, int64_t head_dim, const std::string& where) {
   constexpr int64_t widest = 1 << 16;
   check(head_dim >= 2 && head_dim <= widest && head_dim % 2 == 0, ErrorCode::bad_config,
-        fmt::format("the head dimension is {}, needed an even number from 2 to {}; is the config damaged?", head_dim,
-                    widest));
+        fmt::format("{}: the head dimension is {}, needed an even number from 2 to {}; is the config damaged?", where,
+                    head_dim, widest));
   std::vector<double> f(static_cast<size_t>(head_dim / 2));
   for (size_t i = 0; i < f.size(); ++i)
     f[i] = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
@@ -131,7 +131,7 @@ RopeConfig rope_from_json(const Json& parameters, const RopeDefaults& defaults, 
   const double share = block.number_or("partial_rotary_factor", 1);
   check(share == 1, ErrorCode::bad_config,
         fmt::format("{}: 'partial_rotary_factor' is {}; this architecture rotates whole heads", block.where(), share));
-  RopeConfig rope{.frequencies = rope_frequencies(theta, defaults.head_dim)};
+  RopeConfig rope{.frequencies = rope_frequencies(theta, defaults.head_dim, where)};
   const std::string type = type_of(block);
   if (type == "default") return rope;
   if (type == "linear") {
@@ -175,9 +175,9 @@ int64_t stretched_positions(const Json& block, int64_t max_position_embeddings) 
   const ConfigReader reader(block, "");
   const std::string type = type_of(reader);
   const double given = static_cast<double>(max_position_embeddings), factor = reader.number_or("factor", 1);
-  if (type == "linear") return static_cast<int64_t>(given * factor);
-  if (type != "yarn") return max_position_embeddings;
-  return static_cast<int64_t>(std::max(given, factor * reader.number_or("original_max_position_embeddings", given)));
+  if (type != "linear" && type != "yarn") return max_position_embeddings;
+  const double from = type == "yarn" ? reader.number_or("original_max_position_embeddings", given) : given;
+  return std::max(max_position_embeddings, static_cast<int64_t>(std::min(factor * from, 1e15)));
 }
 
 Json gguf_rope_block(const ConfigReader& config) {

@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// f_i = theta^(-2i / head_dim), i < head_dim / 2.
-std::vector<double> rope_frequencies(double theta, int64_t head_dim);
+// f_i = theta^(-2i / head_dim), i < head_dim / 2. Throws Error(bad_config) naming `where` for a dimension that is odd or absurd.
+std::vector<double> rope_frequencies(double theta, int64_t head_dim, const std::string& where);
 
 // What a block of parameters may leave out.
 struct RopeDefaults {

@@ -71,6 +71,18 @@ std::optional<FileKind> kind_of_python(std::string_view bytes) {
   return std::nullopt;
 }
 
+// Whether a first line with separators is followed by one that has as many or, in quotes, more: a line of prose is no table.
+bool is_table(std::string_view text, char separator) {
+  const auto separators_of_line = [&] {
+    const size_t end = std::min(text.find_first_of("\r\n"), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(text.find_first_not_of("\r\n", end), text.size()));
+    return std::count(line.begin(), line.end(), separator);
+  };
+  const auto header = separators_of_line();
+  return header > 0 && !text.empty() && separators_of_line() >= header;
+}
+
 std::optional<FileKind> kind_of_text(std::string_view bytes) {
   constexpr std::string_view space = " \t\r\n";
   if (bytes.starts_with("\xEF\xBB\xBF")) bytes.remove_prefix(3);
@@ -82,10 +94,10 @@ std::optional<FileKind> kind_of_text(std::string_view bytes) {
       return FileKind{"one JSON list", "needed one object a line: jq -c '.[]' turns it into that"};
   }
   if (bytes[begin] == '{' || bytes[begin] == '[') return std::nullopt;
-  const std::string_view line = bytes.substr(begin, bytes.find_first_of("\r\n", begin) - begin);
-  if (line.find(',') != std::string_view::npos || line.find('\t') != std::string_view::npos)
-    return FileKind{line.find('\t') != std::string_view::npos ? "a table with tabs (TSV)" : "a table with commas (CSV)",
-                    to_lines};
+  for (const char separator : {'\t', ','}) {
+    if (is_table(bytes.substr(begin), separator))
+      return FileKind{separator == '\t' ? "a table with tabs (TSV)" : "a table with commas (CSV)", to_lines};
+  }
   return std::nullopt;
 }
 

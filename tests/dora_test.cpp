@@ -144,12 +144,12 @@ TEST_CASE("dora: decoding continues as the prefill would, several sequences at o
     Generator generator(pool, *model, {.max_sequences = 2, .max_tokens = 64, .dtype = DType::f32});
     const std::vector<GenerateRequest> requests = {{.prompt = {5, 9, 31, 200}, .max_new_tokens = 8},
                                                    {.prompt = {77, 3}, .max_new_tokens = 8}};
-    const std::vector<GenerateResult> results = generator.generate(requests, adapters.get("dora"));
+    const std::vector<GenerateResult> results = generator.generate(requests, *adapters.get("dora"));
     bool differs = false;
     for (size_t r = 0; r < requests.size(); ++r) {
       std::vector<int32_t> ids = requests[r].prompt;
       for (int32_t token : results[r].tokens) {
-        const GenerateResult next = generator.generate({.prompt = ids, .max_new_tokens = 1}, adapters.get("dora"));
+        const GenerateResult next = generator.generate({.prompt = ids, .max_new_tokens = 1}, *adapters.get("dora"));
         if (next.smallest_gap > 1e-3F) CHECK(next.tokens.front() == token);
         ids.push_back(token);
       }

@@ -64,14 +64,14 @@ TEST_CASE("FieldI6_dropout: an adapter trained with dropout generates the same t
   ThreadPool pool(2);
   AdapterSet adapters(pool, *model);
   adapters.mount("tuned", run.config.adapter_path + "/last");
-  CHECK(adapters.get("tuned").layout().spec().dropout == 0.5F);
+  CHECK(adapters.get("tuned")->layout().spec().dropout == 0.5F);
   Generator generator(pool, *model, {.max_sequences = 1, .max_tokens = 64});
   const GenerateRequest request{.prompt = {257, 115, 97, 121, 32, 104}, .max_new_tokens = 20};
-  const GenerateResult first = generator.generate(request, adapters.get("tuned")),
-                       second = generator.generate(request, adapters.get("tuned"));
+  const GenerateResult first = generator.generate(request, *adapters.get("tuned")),
+                       second = generator.generate(request, *adapters.get("tuned"));
   CHECK(first.tokens == second.tokens);
   CHECK(first.smallest_gap == second.smallest_gap);
-  CHECK(generator.generate(request, adapters.get("")).smallest_gap != first.smallest_gap);
+  CHECK(generator.generate(request, *adapters.get("")).smallest_gap != first.smallest_gap);
 }
 
 TEST_CASE("FieldI3_template: the saved adapter carries the template and the stop tokens of its training") {
@@ -140,7 +140,7 @@ TEST_CASE(
                   {.add_special = true})
           .ids;
   const GenerateResult result =
-      generator.generate({.prompt = ids, .stop_ids = text.stop_ids, .max_new_tokens = 40}, adapters.get("tuned"));
+      generator.generate({.prompt = ids, .stop_ids = text.stop_ids, .max_new_tokens = 40}, *adapters.get("tuned"));
   CHECK(text.tokenizer.decode(result.tokens) == "qwer");
   CHECK(result.finish == FinishReason::stop);
 }

@@ -6,6 +6,7 @@
 #include "cli/command.h"
 #include "eval/chunk_task.h"
 #include "support/tiny_run.h"
+#include "train/adapter_setup.h"
 
 namespace sluice::test {
 
@@ -45,7 +46,7 @@ TEST_CASE("validation task: best is the checkpoint whose answers score highest")
 }
 
 TEST_CASE("validation task: sluice train answers the cases with the adapter as it is, and its memory is in the plan") {
-  const ScoredRun run;
+  ScoredRun run;
   Heard heard;
   train(run.config, heard, make_task);
   for (const EvalReport& e : heard.evals) {
@@ -56,8 +57,11 @@ TEST_CASE("validation task: sluice train answers the cases with the adapter as i
   model->device = test_device();
   const ModelText text = load_model_text(*model->source);
   ThreadPool pool(2);
-  const ChunkTask task(*model, text, pool, {.data = run.config.eval_task_data, .max_new_tokens = 8});
-  CHECK(task.bytes() > 8 << 20);
+  // Long answers, so that what they take stands out.
+  run.config.eval_task_max_tokens = 30000;
+  const ChunkTask task(*model, text, pool, {.data = run.config.eval_task_data, .max_new_tokens = 30000});
+  const int64_t bytes = task.bytes(adapter_layout(run.config, *model));
+  CHECK(bytes > 8 << 20);
   TrainConfig without = run.into("without");
   without.eval_task = "none";
   without.eval_task_data = without.metric_for_best_model = "";
@@ -67,7 +71,7 @@ TEST_CASE("validation task: sluice train answers the cases with the adapter as i
   const auto process_bytes = [&](const TrainConfig& config) {
     return Run(config, ignored, make_task).plan().process_bytes;
   };
-  const int64_t before = process_bytes(without), rest = process_bytes(run.into("with")) - task.bytes(),
+  const int64_t before = process_bytes(without), rest = process_bytes(run.into("with")) - bytes,
                 after = process_bytes(without);
   CHECK(rest > std::min(before, after) - (2 << 20));
   CHECK(rest < std::max(before, after) + (2 << 20));

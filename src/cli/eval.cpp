@@ -43,7 +43,7 @@ struct Loaded {
     if (!o.chat_template.empty()) text.use_template(o.chat_template);
     text.use_arguments(o.chat_template_args);
   }
-  Adapter adapter() const { return adapters.get(adapters.names().empty() ? "" : "adapter"); }
+  std::shared_ptr<const Adapter> adapter() const { return adapters.get(adapters.names().empty() ? "" : "adapter"); }
 
   std::unique_ptr<Model> model;
   ModelText text;
@@ -60,7 +60,7 @@ void eval_chunk(const Options& o) {
                         .limit = o.limit,
                         .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
   const auto start = std::chrono::steady_clock::now();
-  const ChunkAnswers answers = task.run(loaded.adapter());
+  const ChunkAnswers answers = task.run(*loaded.adapter());
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const ChunkScore m = answers.score();
   fmt::print("chunk score {:.2f} of 100 over {} cases ({:.1f} s)\n", m.total(), answers.rows.size(), seconds);
@@ -92,7 +92,7 @@ void eval_loss(const Options& o) {
       .schedule = schedule, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16, .hits = &hits};
   const auto logps = [&](Arena& arena, const Batch& batch) {
     Context ctx{.arena = arena, .pool = loaded.pool, .device = loaded.model->device};
-    return forward_logps(ctx, *loaded.model, loaded.adapter(),
+    return forward_logps(ctx, *loaded.model, *loaded.adapter(),
                          {.ids = batch.ids, .spans = batch.spans, .rows = batch.rows, .targets = batch.targets},
                          settings);
   };

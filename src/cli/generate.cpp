@@ -71,17 +71,20 @@ void generate(const Options& o) {
   }
   const int64_t room =
       o.max_kv_size > 0 ? o.max_kv_size : static_cast<int64_t>(request.prompt.size()) + o.max_tokens + 1;
-  Generator generator(
-      pool, *model,
-      {.max_sequences = 1, .max_tokens = room, .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16});
+  const auto adapter = adapters.get(o.adapter.empty() ? "" : "adapter");
+  GeneratorOptions options{.max_sequences = 1,
+                           .max_tokens = room,
+                           .dtype = o.precision == "fp32" ? DType::f32 : DType::bf16,
+                           .prompts = {static_cast<int64_t>(request.prompt.size())}};
+  if (!adapter->empty()) options.adapters.push_back(adapter->layout());
+  Generator generator(pool, *model, options);
   StreamDecoder decoder(text.tokenizer);
   std::signal(SIGINT, [](int) { interrupted = 1; });
-  const GenerateResult result =
-      generator.generate(request, adapters.get(o.adapter.empty() ? "" : "adapter"), [&](size_t, int32_t id) {
-        fmt::print("{}", decoder.push(id));
-        std::fflush(stdout);
-        return interrupted == 0 && std::ferror(stdout) == 0;  // nobody reads on: a closed pipe, a full disk
-      });
+  const GenerateResult result = generator.generate(request, *adapter, [&](size_t, int32_t id) {
+    fmt::print("{}", decoder.push(id));
+    std::fflush(stdout);
+    return interrupted == 0 && std::ferror(stdout) == 0;  // nobody reads on: a closed pipe, a full disk
+  });
   fmt::print("{}\n", decoder.finish());
   if (o.quiet) return;
   const double n = static_cast<double>(result.tokens.size());

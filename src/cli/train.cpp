@@ -6,6 +6,7 @@
 #include "cli/stop_on_signal.h"
 #include "eval/chunk_task.h"
 #include "train/objective_config.h"
+#include "train/adapter_setup.h"
 #include "train/trainer.h"
 
 namespace sluice {
@@ -45,7 +46,7 @@ ValidationTask make_task(const TrainConfig& config, const Model& model, const Mo
       ChunkTaskOptions{.data = config.eval_task_data,
                        .max_new_tokens = config.eval_task_max_tokens,
                        .dtype = config.precision == "fp32" ? DType::f32 : DType::bf16});
-  return {config.eval_task, task->bytes(),
+  return {config.eval_task, task->bytes(adapter_layout(config, model)),
           [task](const Adapter& adapter) { return task->run(adapter).score().total(); }};
 }
 

@@ -39,23 +39,31 @@ ChunkScore ChunkAnswers::score() const {
 
 ChunkTask::ChunkTask(const Model& model, const ModelText& text, ThreadPool& pool, const ChunkTaskOptions& options)
     : model_(model), text_(text), pool_(pool), cases_(read_cases(options.data, options.limit)) {
-  size_t longest = 0;
+  generator_.dtype = options.dtype;
+  int64_t longest = 0;
   for (const ChunkCase& c : cases_) {
     const RenderedChat chat = text.need_chat().render({.messages = to_json(c.prompt), .add_generation_prompt = true});
     requests_.push_back({.prompt = text.tokenizer.encode(chat.text, {.add_special = true}).ids,
                          .stop_ids = text.stop_ids,
                          .max_new_tokens = options.max_new_tokens});
-    longest = std::max(longest, requests_.back().prompt.size());
+    generator_.prompts.push_back(static_cast<int64_t>(requests_.back().prompt.size()));
+    longest = std::max(longest, generator_.prompts.back());
   }
-  generator_ = {.max_sequences = std::min<int64_t>(options.batch_size, static_cast<int64_t>(requests_.size())),
-                .max_tokens = static_cast<int64_t>(longest) + options.max_new_tokens + 1,
-                .dtype = options.dtype};
-  const int64_t host_logits = generator_.max_sequences * model.config.vocab_size * 4;
-  bytes_ = Generator(pool, model, generator_).arena_bytes() + host_logits;
+  generator_.max_sequences = std::min<int64_t>(options.batch_size, static_cast<int64_t>(requests_.size()));
+  generator_.max_tokens = longest + options.max_new_tokens + 1;
+}
+
+int64_t ChunkTask::bytes(const AdapterLayout& layout) const {
+  GeneratorOptions options = generator_;
+  options.adapters = {layout};
+  const int64_t host_logits = options.max_sequences * model_.config.vocab_size * 4;
+  return Generator::planned_bytes(pool_, model_, options) + host_logits;
 }
 
 ChunkAnswers ChunkTask::run(const Adapter& adapter) const {
-  Generator generator(pool_, model_, generator_);
+  GeneratorOptions options = generator_;
+  if (!adapter.empty()) options.adapters = {adapter.layout()};
+  Generator generator(pool_, model_, options);
   const std::vector<GenerateResult> results = generator.generate(requests_, adapter);
   ChunkAnswers answers;
   for (size_t i = 0; i < cases_.size(); ++i) {

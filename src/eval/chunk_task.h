@@ -38,7 +38,7 @@ class ChunkTask {
   // Throws Error(bad_file) with file and row; Error(bad_config) when the model has no chat template.
   ChunkTask(const Model& model, const ModelText& text, ThreadPool& pool, const ChunkTaskOptions& options);
 
-  int64_t bytes() const { return bytes_; }  // that run() takes
+  int64_t bytes(const AdapterLayout& layout) const;  // that run() takes with an adapter of this layout
   ChunkAnswers run(const Adapter& adapter) const;
 
  private:
@@ -48,7 +48,6 @@ class ChunkTask {
   std::vector<ChunkCase> cases_;
   std::vector<GenerateRequest> requests_;
   GeneratorOptions generator_;
-  int64_t bytes_ = 0;
 };
 
 }  // namespace sluice

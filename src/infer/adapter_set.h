@@ -2,11 +2,15 @@
 //
 //   AdapterSet adapters(pool, *model);
 //   adapters.mount("chunk", "out/best");
-//   generator.generate(request, adapters.get("chunk"));   adapters.get("") is the base alone
+//   generator.generate(request, *adapters.get("chunk"));   adapters.get("") is the base alone
+//
+// Any threads may call at once, also while texts are generated. An adapter lives until its name is given up and nobody holds what get() returned:
+// a call of generate() with *get() ends on the adapter that it began with.
 #pragma once
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,13 +27,14 @@ class AdapterSet {
   std::string mount(const std::string& name, const std::string& folder);
   void unmount(const std::string& name);  // nothing when it is not mounted
   // The empty name is the base. Throws Error(bad_config) naming those that are mounted.
-  Adapter get(const std::string& name) const;
+  std::shared_ptr<const Adapter> get(const std::string& name) const;
   std::vector<std::string> names() const;
 
  private:
   ThreadPool& pool_;
   const Model& model_;
-  std::map<std::string, std::unique_ptr<LoadedAdapter>> adapters_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const Adapter>> adapters_;
 };
 
 }  // namespace sluice

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
 #include "core/device.h"
 #include "infer/decode_step.h"
+#include "infer/device_turn.h"
 #include "ops/common/copy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/rmsnorm/rmsnorm.h"
@@ -94,6 +96,84 @@ float top_gap(std::span<const float> logits) {
   return best - second;
 }
 
+// Prices what a call of generate() takes, once for each adapter's layout and each length of prompt.
+class GeneratorMemory {
+ public:
+  GeneratorMemory(ThreadPool& pool, const Model& model, const GeneratorOptions& options)
+      : pool_(pool), model_(model), options_(options) {}
+
+  std::vector<KvCache> caches(Arena& arena) const {
+    std::vector<KvCache> caches;
+    for (int64_t i = 0; i < options_.max_sequences; ++i)
+      caches.emplace_back(arena, model_, options_.max_tokens, options_.dtype);
+    return caches;
+  }
+
+  // Prompts of these lengths, and steps of every number of sequences as late as they can come.
+  int64_t bytes(const Adapter& adapter, const std::vector<int64_t>& prompts) {
+    std::map<int64_t, int64_t>& of_prompt = priced_[shape_of(adapter)];
+    int64_t most = 0;
+    for (int64_t length : prompts) {
+      const auto [at, is_new] = of_prompt.try_emplace(length);
+      if (is_new) at->second = price(adapter, length);
+      most = std::max(most, at->second);
+    }
+    const auto [steps, is_new] = of_prompt.try_emplace(0);
+    if (is_new) steps->second = price(adapter, 0);
+    return std::max(most, steps->second);
+  }
+
+  int64_t planned_bytes() {
+    std::vector<int64_t> prompts = options_.prompts;
+    if (prompts.empty()) prompts.push_back(options_.max_tokens);
+    for (int64_t& length : prompts)
+      length = std::clamp<int64_t>(length, 1, std::max<int64_t>(1, options_.max_tokens - 1));
+    int64_t most = bytes({}, prompts);
+    for (const AdapterLayout& layout : options_.adapters) {
+      Arena elsewhere = Arena::counting(model_.device);
+      const Tensor norms = layout.num_norms() > 0 ? elsewhere.tensor(DType::f32, {layout.num_norms()}) : Tensor{};
+      most = std::max(most, bytes({layout, elsewhere.tensor(DType::f32, {layout.size()}), norms}, prompts));
+    }
+    return most;
+  }
+
+ private:
+  // Layer, module and rank of every entry, and whether it is DoRA: what memory depends on.
+  static std::vector<int64_t> shape_of(const Adapter& adapter) {
+    if (adapter.empty()) return {};
+    std::vector<int64_t> shape = {adapter.layout().num_norms()};
+    for (const AdapterLayout::Entry& e : adapter.layout().entries())
+      shape.insert(shape.end(), {e.layer, static_cast<int64_t>(e.module), e.rank});
+    return shape;
+  }
+
+  // `prompt` 0: the steps.
+  int64_t price(const Adapter& adapter, int64_t prompt) const {
+    Arena arena = Arena::counting(model_.device);
+    std::vector<KvCache> held = caches(arena);
+    Context ctx{.arena = arena, .pool = pool_, .device = model_.device, .isa = options_.isa};
+    Tensor logits = arena.tensor(DType::f32, {options_.max_sequences, model_.config.vocab_size});
+    if (prompt > 0) {
+      prefill(ctx, model_, adapter, std::vector<int32_t>(static_cast<size_t>(prompt)), held.front(), options_.dtype,
+              logits.rows(0, 1));
+      return arena.peak();
+    }
+    std::vector<KvCache*> running;
+    for (KvCache& cache : held) {
+      cache.set_length(options_.max_tokens - 1);
+      running.push_back(&cache);
+      decode_step(ctx, model_, adapter, std::vector<int32_t>(running.size()), running,
+                  logits.rows(0, static_cast<int64_t>(running.size())));
+    }
+    return arena.peak();
+  }
+
+  ThreadPool& pool_;
+  const Model& model_;
+  const GeneratorOptions& options_;
+  std::map<std::vector<int64_t>, std::map<int64_t, int64_t>> priced_;  // by shape and length
+};
+
 }  // namespace
 
 struct Generator::Impl {
@@ -105,39 +185,35 @@ struct Generator::Impl {
   };
 
   Impl(ThreadPool& p, const Model& m, const GeneratorOptions& o)
-      : pool(p), model(m), options(o), arena(Arena::counting(m.device)), host(Arena::counting(Device::cpu())) {
-    take_caches();
-    const int64_t held = arena.used();
-    {
-      Context ctx{.arena = arena, .pool = pool, .device = model.device, .isa = options.isa};
-      ArenaScope scope(arena);
-      Tensor logits = scope.tensor(DType::f32, {options.max_sequences, model.config.vocab_size});
-      const std::vector<int32_t> longest(static_cast<size_t>(options.max_tokens), 0);
-      prefill(ctx, model, {}, longest, caches.front(), options.dtype, logits.rows(0, 1));
-      std::vector<KvCache*> all;
-      for (KvCache& cache : caches) {
-        cache.set_length(options.max_tokens - 1);  // the longest that a step can meet
-        all.push_back(&cache);
-      }
-      decode_step(ctx, model, {}, std::vector<int32_t>(all.size(), 0), all, logits);
-    }
-    SLUICE_ASSERT(arena.used() == held);
-    // An adapter's thin products take a little more; its rank is not known yet.
-    const int64_t for_adapter = 64 * options.max_sequences * (1 << 10) + (8 << 20);
-    arena = Arena::allocate(model.device, arena.peak() + for_adapter);
-    take_caches();
+      : pool(p),
+        model(m),
+        options(o),
+        memory(p, m, options),
+        arena(Arena::counting(m.device)),
+        host(Arena::counting(Device::cpu())) {
+    take(memory.planned_bytes());
     const int64_t count = options.max_sequences * model.config.vocab_size, bytes = count * size_of(DType::f32);
     host = model.device.type == DeviceType::cuda ? Arena::pinned(bytes) : Arena::allocate(model.device, bytes);
     host_logits = host.array<float>(count);
   }
 
-  void take_caches() {
+  // An arena of at least `bytes`, while nothing runs.
+  void take(int64_t bytes) {
+    if (!arena.is_counting() && bytes <= arena.capacity()) return;
     caches.clear();
-    for (int64_t i = 0; i < options.max_sequences; ++i)
-      caches.emplace_back(arena, model, options.max_tokens, options.dtype);
+    arena = Arena::counting(model.device);  // the old one goes before the new one comes
+    arena = Arena::allocate(model.device, bytes);
+    caches = memory.caches(arena);
   }
 
-  void require_room(const GenerateRequest& r) const {
+  void take_for(std::span<const GenerateRequest> requests, const Adapter& adapter) {
+    std::vector<int64_t> prompts;
+    for (const GenerateRequest& r : requests) prompts.push_back(static_cast<int64_t>(r.prompt.size()));
+    take(memory.bytes(adapter, prompts));
+  }
+
+  void require(const GenerateRequest& r) const {
+    require_valid(r.sampler);
     check(!r.prompt.empty(), ErrorCode::bad_config, "the prompt is empty; give at least one token");
     check(static_cast<int64_t>(r.prompt.size()) < options.max_tokens, ErrorCode::bad_config,
           fmt::format("the prompt has {} tokens and {} fit (prompt and output); raise --max-kv-size or shorten it",
@@ -147,6 +223,7 @@ struct Generator::Impl {
   ThreadPool& pool;
   const Model& model;
   GeneratorOptions options;
+  GeneratorMemory memory;
   Arena arena, host;
   std::vector<KvCache> caches;
   float* host_logits = nullptr;  // [max_sequences, V], which copies from the device reach at full speed
@@ -157,11 +234,17 @@ Generator::Generator(ThreadPool& pool, const Model& model, const GeneratorOption
 Generator::~Generator() = default;
 
 int64_t Generator::arena_bytes() const { return impl_->arena.capacity(); }
+int64_t Generator::arena_peak() const { return impl_->arena.peak(); }
+
+int64_t Generator::planned_bytes(ThreadPool& pool, const Model& model, const GeneratorOptions& options) {
+  return GeneratorMemory(pool, model, options).planned_bytes();
+}
 
 std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest> requests, const Adapter& adapter,
                                                 const OnToken& on_token) {
   Impl& s = *impl_;
-  for (const GenerateRequest& r : requests) s.require_room(r);
+  for (const GenerateRequest& r : requests) s.require(r);
+  s.take_for(requests, adapter);
   Context ctx{.arena = s.arena, .pool = s.pool, .device = s.model.device, .isa = s.options.isa};
   ArenaScope scope(s.arena);
   const int64_t V = s.model.config.vocab_size;
@@ -200,9 +283,12 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
       const GenerateRequest& request = requests[waiting];
       Impl::Running r{.request = waiting, .cache = free.back(), .history = request.prompt};
       Tensor row = logits.rows(0, 1);
-      prefill(ctx, s.model, adapter, request.prompt, *r.cache, s.options.dtype, row);
-      r.cache->set_length(static_cast<int64_t>(request.prompt.size()));
-      copy_to_host(ctx, {.tensor = row, .host = s.host_logits});
+      {
+        const auto turn = device_turn(s.model.device);
+        prefill(ctx, s.model, adapter, request.prompt, *r.cache, s.options.dtype, row);
+        r.cache->set_length(static_cast<int64_t>(request.prompt.size()));
+        copy_to_host(ctx, {.tensor = row, .host = s.host_logits});
+      }
       results[waiting].prefill_seconds = seconds_since(start);
       ++waiting;
       if (request.max_new_tokens > 0 && advance(r, {s.host_logits, static_cast<size_t>(V)})) {
@@ -219,8 +305,11 @@ std::vector<GenerateResult> Generator::generate(std::span<const GenerateRequest>
       caches.push_back(r.cache);
     }
     Tensor rows = logits.rows(0, static_cast<int64_t>(running.size()));
-    decode_step(ctx, s.model, adapter, tokens, caches, rows);
-    copy_to_host(ctx, {.tensor = rows, .host = s.host_logits});
+    {
+      const auto turn = device_turn(s.model.device);
+      decode_step(ctx, s.model, adapter, tokens, caches, rows);
+      copy_to_host(ctx, {.tensor = rows, .host = s.host_logits});
+    }
     const double spent = seconds_since(start);
     std::vector<Impl::Running> still;
     for (size_t i = 0; i < running.size(); ++i) {

@@ -39,11 +39,15 @@ struct GeneratorOptions {
   int64_t max_tokens = 4096;  // prompt and output of one sequence
   DType dtype = DType::bf16;  // of the cache and of the prefill; f32 for exact tests
   Isa isa = detect_isa();
+  // What memory is taken for at once: prompts of these lengths (none: the longest that fits, max_tokens - 1) and, beside the base alone, adapters
+  // of these layouts. A call with others takes first what it needs more.
+  std::vector<int64_t> prompts;
+  std::vector<AdapterLayout> adapters;
 };
 
 class Generator {
  public:
-  // Sizes its arena at once. Throws Error(out_of_memory).
+  // Takes its arena at once: planned_bytes(). Throws Error(out_of_memory).
   Generator(ThreadPool& pool, const Model& model, const GeneratorOptions& options);
   ~Generator();
 
@@ -51,12 +55,16 @@ class Generator {
   using OnToken = std::function<bool(size_t request, int32_t token)>;
 
   // All requests, at most max_sequences of them at a time, results in their order. An empty adapter is the base alone.
-  // Throws Error(bad_config) for an empty prompt or one that leaves no room within max_tokens.
+  // Throws Error(bad_config) for an empty prompt, one that leaves no room within max_tokens, or sampler settings out of range. One call at a time.
   std::vector<GenerateResult> generate(std::span<const GenerateRequest> requests, const Adapter& adapter,
                                        const OnToken& on_token = {});
   GenerateResult generate(const GenerateRequest& request, const Adapter& adapter, const OnToken& on_token = {});
 
   int64_t arena_bytes() const;
+  int64_t arena_peak() const;  // the most of it that was used
+
+  // What a generator of these options takes, from a run of the same calls on an arena that only counts.
+  static int64_t planned_bytes(ThreadPool& pool, const Model& model, const GeneratorOptions& options);
 
  private:
   struct Impl;

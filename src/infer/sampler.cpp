@@ -1,5 +1,7 @@
 #include "infer/sampler.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -23,9 +25,23 @@ void penalise(std::span<float> logits, std::span<const int32_t> history, const S
 
 }  // namespace
 
+void require_valid(const SamplerOptions& options) {
+  const auto require = [](const char* name, double value, double least, double most) {
+    check(value >= least && value <= most, ErrorCode::bad_config,  // false for NaN
+          fmt::format("{} is {}; give {} to {}", name, value, least, most));
+  };
+  require("temperature", options.temperature, 0, 100);
+  require("top_p", options.top_p, 0, 1);
+  require("repetition_penalty", options.repetition_penalty, 0.01, 100);
+  check(options.top_k >= 0, ErrorCode::bad_config, fmt::format("top_k is {}; give 0 (all) or more", options.top_k));
+  check(options.repetition_context >= 0, ErrorCode::bad_config,
+        fmt::format("repetition_context is {}; give 0 (all) or more", options.repetition_context));
+}
+
 int32_t sample(std::span<float> logits, std::span<const int32_t> history, const SamplerOptions& options,
                uint64_t sequence) {
   SLUICE_ASSERT(!logits.empty());
+  require_valid(options);
   if (options.repetition_penalty != 1) penalise(logits, history, options);
   if (options.temperature <= 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "infer/generate.h"
-#include "model_shapes.h"
+#include "model_choice.h"
 #include "timing.h"
 
 namespace sluice {

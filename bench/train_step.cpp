@@ -19,7 +19,7 @@
 
 #include "core/device.h"
 #include "core/rng.h"
-#include "model_shapes.h"
+#include "model_choice.h"
 #include "ops/common/copy.h"
 #include "ops/gemm/gemm.h"
 #include "timing.h"

@@ -122,6 +122,7 @@ function(sluice_benchmarks)
   foreach(source ${programs})
     get_filename_component(name ${source} NAME_WE)
     add_executable(${name} ${source})
+    target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)  # support/: shapes of models
     target_link_libraries(${name} PRIVATE sluice_train sluice_flags CLI11::CLI11)
     set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
   endforeach()

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../../bench/model_shapes.h"
+#include "support/model_shapes.h"
 #include "infer/generate.h"
 #include "model/registry.h"
 #include "support/close.h"

@@ -1,4 +1,4 @@
-// Models that have the shapes of published ones and no data, for timing on a device that fills them with random weights.
+// Models that have the shapes of published ones and no data, for prices and for timing on a device that fills them with random weights.
 //
 //   std::unique_ptr<Model> model = bench::model_of_shape("llama-3.1-8b", "affine4");
 //   model->device = Device::cuda();  model->upload_random(1);
@@ -8,7 +8,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -180,31 +179,6 @@ inline std::unique_ptr<Model> model_of_shape(const std::string& name, const std:
   if (name == "gemma-4-e4b") return gemma4_of_shape({2560, 10240, 42, 8, 2, 2, 512, 18, 256, false}, affine);
   check(name == "gemma-4-31b", ErrorCode::bad_config, "no shape '" + name + "'");
   return gemma4_of_shape({5376, 21504, 60, 32, 16, 4, 1024, 0, 0, true}, affine);
-}
-
-// What a benchmark runs: the model of a file or folder, or with `shape` one without data, for a CUDA device.
-struct ModelChoice {
-  std::string model, shape, format = "bf16", device = "cpu";
-};
-inline void add_options(CLI::App& app, ModelChoice& choice) {
-  app.add_option("--model", choice.model, "GGUF file or model folder");
-  app.add_option("--shape", choice.shape, "a model of this shape with random weights, instead of --model")
-      ->check(CLI::IsMember(model_shapes));
-  app.add_option("--format", choice.format, "of that model's weights")->check(CLI::IsMember({"bf16", "affine4"}));
-  app.add_option("--device", choice.device, "cpu, cuda or cuda:1");
-}
-
-// Its weights are not on the device yet: upload() follows.
-inline std::unique_ptr<Model> open(const ModelChoice& choice) {
-  auto model = choice.shape.empty() ? load_model(choice.model) : model_of_shape(choice.shape, choice.format);
-  model->device = parse_device(choice.device);
-  check(choice.shape.empty() || model->device.type == DeviceType::cuda, ErrorCode::bad_config,
-        "--shape has no weights but those a CUDA device makes; give --device cuda, or --model");
-  return model;
-}
-inline void upload(Model& model, const ModelChoice& choice) {
-  if (choice.shape.empty()) model.upload();
-  else model.upload_random(1);
 }
 
 }  // namespace sluice::bench

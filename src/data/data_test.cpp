@@ -209,7 +209,7 @@ TEST_CASE("dataset: what is damaged is named with file, row and key or column, a
   CHECK(contains(message_of("{\"mesages\": []}\n"), "found the keys \"mesages\", needed {\"messages\""));
   CHECK(contains(message_of("{\"messages\": []}\n"), "messages is [], needed a list of messages"));
   CHECK(contains(message_of("{\"messages\": [{\"role\":\"bot\",\"content\":\"x\"}]}\n"),
-                 "messages[0].role is \"bot\", needed system, user or assistant"));
+                 "messages[0].role is \"bot\", needed system, developer, user, assistant or tool"));
   CHECK(contains(message_of("{\"messages\": [{\"role\":\"user\"}]}\n"), "messages[0] has no \"content\""));
   CHECK(contains(message_of("{\"messages\": [{\"role\":\"user\",\"content\":[]}]}\n"),
                  "messages[0].content is [], needed a string"));

@@ -173,7 +173,8 @@ const ModelText& tool_model() {
                   "{%- for c in m.tool_calls or [] %}{{- '<call>' + c.function.name + ' ' + (c.function.arguments | "
                   "tojson) + '</call>' }}"
                   "{%- endfor %}{{- '<|im_end|>\\n' }}{% endfor %}"
-                  "{%- if mood is defined %}{{- mood }}{% endif %}"}},
+                  "{%- if mood is defined %}{{- mood }}{% endif %}"
+                  "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"}},
         {.texts = {{"eos_token", "<|im_end|>"}}, .stops = {"<|im_end|>"}});
     return model;
   }();

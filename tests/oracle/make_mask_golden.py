@@ -69,6 +69,8 @@ def ranges(tok, source, stops, messages):
         at = end = begin + len(shown)
         blank = len(after) - len(after.lstrip())
         stop = next((s for s in stops if s and after[blank:].startswith(s)), None)
+        if stop is None and (mark := re.match(r"<\|end\|>", after[blank:])):  # gpt-oss ends its earlier turns so, and stops at another mark
+            stop = mark.group()
         found.append([begin, end + blank + len(stop) if stop else end])
     return (real, found) if real[at:] == pieces[-1] else None
 

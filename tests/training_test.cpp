@@ -2,6 +2,7 @@
 #include "train/trainer.h"
 
 #include <cmath>
+#include <limits>
 
 #include "io/safetensors.h"
 #include "model/adapter_file.h"
@@ -162,10 +163,10 @@ TEST_CASE("FieldL25_finite: a loss that is not finite stops the run and keeps th
   Heard heard;
   train(run.config, heard);
   const fs::path out(run.config.adapter_path);
-  // Step 6 is poisoned: the resumed run must stop, and step 4 must stay whole.
+  // Step 6 is poisoned with numbers that are finite and whose products are not: the resumed run must stop, and step 4 must stay whole.
   std::string bytes = read_whole_file(out / "step-0000006/adapter_model.safetensors");
-  const float infinity = INFINITY;
-  std::memcpy(bytes.data() + bytes.size() - 4, &infinity, 4);
+  const std::vector<float> huge(64, std::numeric_limits<float>::max());
+  std::memcpy(bytes.data() + bytes.size() - huge.size() * 4, huge.data(), huge.size() * 4);
   write_text(out / "step-0000006/adapter_model.safetensors", bytes);
   Json state = Json::parse(read_whole_file(out / "step-0000006/state.json"));
   state["step"] = 5;

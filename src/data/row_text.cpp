@@ -71,15 +71,24 @@ std::string learned_text(const RenderedChat& chat, const LearnedTurn& turn) {
   return text;
 }
 
+// Whether the template gives another text, or none at all, for that conversation.
+bool gives_another(const ChatTemplate& chat, const ChatInput& input, const std::string& text) {
+  try {
+    return chat.render(input).text != text;
+  } catch (const Error&) {
+    return true;
+  }
+}
+
 // Tools and documents that change nothing of the text are not in it.
-void check_context(const DataRow& row, const ChatTemplate& chat, const ChatInput& input, const std::string& text) {
+void check_context(const ChatTemplate& chat, const ChatInput& input, const std::string& text) {
   for (const auto& [name, list] : {std::pair("tools", &ChatInput::tools), {"documents", &ChatInput::documents}}) {
     if ((input.*list).is_null()) continue;
     ChatInput without = input;
     without.*list = Json();
-    if (chat.render(without).text == text)
+    if (!gives_another(chat, without, text))
       refuse_row(fmt::format("{} is {}, and the model's chat template does not write {}; drop the key or the row", name,
-                             shortened(name == std::string_view("tools") ? row.tools : row.documents), name));
+                             shortened(input.*list), name));
   }
 }
 
@@ -127,7 +136,7 @@ Rendered render(const DataRow& row, const ModelText& text, TrainOn train_on) {
   const ChatInput input{
       .messages = row.messages, .tools = row.tools, .documents = row.documents, .arguments = row.arguments};
   RenderedChat rendered = chat.render(input);
-  check_context(row, chat, input, rendered.text);
+  check_context(chat, input, rendered.text);
   Rendered result;
   compare(row, weights, rendered, result);
   for (const LearnedTurn& turn : rendered.turns) {

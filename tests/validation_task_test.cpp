@@ -59,7 +59,8 @@ TEST_CASE("validation task: sluice train answers the cases with the adapter as i
   ThreadPool pool(2);
   // Long answers, so that what they take stands out.
   run.config.eval_task_max_tokens = 30000;
-  const ChunkTask task(*model, text, pool, {.data = run.config.eval_task_data, .max_new_tokens = 30000});
+  const ChunkTask task(*model, text, pool,
+                       {.data = run.config.eval_task_data, .max_new_tokens = 30000, .dtype = DType::f32});
   const int64_t bytes = task.bytes(adapter_layout(run.config, *model));
   CHECK(bytes > 8 << 20);
   TrainConfig without = run.into("without");

@@ -17,8 +17,9 @@ namespace {
 namespace fs = std::filesystem;
 
 ChatTemplate make(const std::string& source, std::vector<std::string> stops = {"<|im_end|>"}) {
-  return ChatTemplate::from_sources({{.text = source, .where = "chat.jinja"}},
-                                    {.texts = {{"bos_token", "<s>"}}, .stops = std::move(stops)});
+  return ChatTemplate::from_sources(
+      {{.text = source, .where = "chat.jinja"}},
+      {.texts = {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, .stops = std::move(stops)});
 }
 
 std::string rendered(const std::string& source, const Json& messages, const Json& arguments = nullptr) {
@@ -67,8 +68,8 @@ TEST_CASE("FieldT2_ a template that cannot be read is refused with file, line an
   CHECK_THROWS_WITH_AS(make("a\n{% include 'other' %}"),
                        doctest::Contains("chat.jinja, line 2: {% include %} is not supported"), Error);
   CHECK_THROWS_WITH_AS(make("{{ x | frobnicate }}"), "chat.jinja, line 1: No filter named 'frobnicate'.", Error);
-  CHECK_THROWS_WITH_AS(rendered("{{ messages | pprint }}", question()),
-                       doctest::Contains("the filter 'pprint' is not supported"), Error);
+  CHECK_THROWS_WITH_AS(rendered("{{ messages | pprint }}", question()), "chat.jinja, line 1: No filter named 'pprint'.",
+                       Error);
 }
 
 TEST_CASE(
@@ -163,7 +164,6 @@ TEST_CASE("chat template: one that does not end is stopped in one line, whatever
     CAPTURE(source);
     CHECK_THROWS_WITH_AS(rendered(source, question()), doctest::Contains("chat.jinja, line 1: "), Error);
   }
-  CHECK_THROWS_AS(make(std::string(100'000, '(')), Error);
   CHECK_THROWS_AS(make("{{ " + std::string(100'000, '(') + "1"), Error);
   CHECK_THROWS_AS(make("{{ 1" + std::string(100'000, '+') + " 1 }}"), Error);
 }

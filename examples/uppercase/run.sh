@@ -24,8 +24,8 @@ train() {  # train name settings…
   [ -e "$out/$1/last" ] || "$sluice" train -c $here/config.yaml --model "$model" --data "$out/data" --adapter_path "$out/$1" "${@:2}"
 }
 train dpo --objective dpo --learning_rate 5e-4
-train orpo --objective orpo --orpo_lambda 0.2
-train orpo-adaptive --objective orpo --orpo_lambda 0.2 --orpo_lambda_mode adaptive
+train orpo --objective orpo --sft_scope response --orpo_lambda 0.2
+train orpo-adaptive --objective orpo --sft_scope response --orpo_lambda 0.2 --orpo_lambda_mode adaptive
 
 python3 $here/plot.py "$out/dpo" "$out/orpo" "$out/orpo-adaptive" >"$out/uppercase.svg"
 echo "curves: $out/uppercase.svg"

@@ -107,6 +107,27 @@ TEST_CASE("FieldT3_ a tool call is learned with the mark that opens it, to its e
   }
 }
 
+// Gemma 4 writes results into the turn of their calls, and looks the tool's name up there. The model stops before it: the program that ran it writes it.
+TEST_CASE("chat template: a result within the answer's turn names its call again, which is not learned") {
+  const std::string source =
+      "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}<e>{% elif m.role == 'assistant' %}"
+      "{% if not m.tool_calls %}{{ m.content }}<e>{% else %}<m>{% for c in m.tool_calls %}<c>{{ c.function.name }}<d>"
+      "{% endfor %}{% for k in range(loop.index, messages | length) %}{% if messages[k].role == 'tool' %}<r>response:"
+      "{% for c in m.tool_calls %}{% if c.id == messages[k].tool_call_id %}{{ c.function.name }}{% endif %}{% endfor "
+      "%}="
+      "{{ messages[k].content }}</r>{% endif %}{% endfor %}{% endif %}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt %}<m>{% endif %}";
+  const Json messages = Json::parse(R"([{"role": "user", "content": "q"},
+      {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "first", "arguments": {}}},
+        {"id": "2", "type": "function", "function": {"name": "second", "arguments": {}}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "one"}, {"role": "tool", "tool_call_id": "2", "content": "two"},
+      {"role": "assistant", "content": "done"}])");
+  const RenderedChat chat = make(source, {"<e>", "<r>"}).render({.messages = messages});
+  CHECK(chat.text == "<u>q<e><m><c>first<d><c>second<d><r>response:first=one</r><r>response:second=two</r>done<e>");
+  CHECK(learned(chat) == std::vector<std::string>{"<c>first<d><c>second<d><r>", "done<e>"});
+}
+
 TEST_CASE("FieldT4_ a generation block that is empty, blank or at the very start is learned as far as it goes") {
   const std::string source =
       "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else "

@@ -183,8 +183,8 @@ ChatTemplate ChatTemplate::from_sources(std::vector<TemplateSource> sources, Tem
   for (const TemplateSource& source : parts->sources) {
     check(source.text.find_first_not_of(" \t\r\n") != std::string::npos, ErrorCode::bad_file,
           source.where +
-              ": the template is empty; this is a base model, train it on {\"text\"} or {\"prompt\", \"completion\"} "
-              "rows");
+              ": the template is empty; give another one with chat_template, or remove it to train a base model on "
+              "{\"prompt\", \"completion\"} rows as they are");
     check(
         source.text.size() <= max_source_bytes, ErrorCode::bad_file,
         fmt::format("{}: a template of {} bytes, the limit is {}", source.where, source.text.size(), max_source_bytes));

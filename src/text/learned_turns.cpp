@@ -136,6 +136,19 @@ class Finder {
     return best == npos ? npos : end;
   }
 
+  // The end of the last stop token's text in [from, to) that the template wrote.
+  size_t last_written_stop(size_t from, size_t to) const {
+    size_t last = npos;
+    for (size_t end = stop_end(from, to); end != npos; end = stop_end(end, to))
+      if (pieces_[piece_at(end - 1)].origin.message < 0) last = end;
+    return last;
+  }
+
+  // Whether there is such a group, and it was written in the loop's pass over `message`.
+  bool in_pass_of(size_t i, size_t message) const {
+    return i < groups_.size() && groups_[i].first.turn == static_cast<int32_t>(message);
+  }
+
   const std::optional<std::string>& prompt() {
     if (!asked_) prompt_ = facts_.generation_prompt();
     asked_ = true;
@@ -200,6 +213,13 @@ class Finder {
     const size_t stop = stop_end(group.end, after);
     turn.ends_turn = stop != npos;
     if (stop != npos) return add(turn, start, stop);
+    if (in_pass_of(i + 1, group.message)) {
+      // A tool's result comes next, within the call's own pass: what follows the stop names the call once more, for the tool.
+      const size_t last = last_written_stop(group.begin, group.end);
+      turn.ends_turn = last != npos;
+      if (last != npos) return add(turn, start, last);
+      if (in_pass_of(i - 1, group.message)) return;
+    }
     // No stop token: what the template closes the message with, unless another message's text stands in the same pass.
     if (written == after && i + 1 < groups_.size()) written = group.end;
     add(turn, start, std::max(group.end, stripped(text_.substr(0, written), Side::right).size()));

@@ -16,7 +16,8 @@ namespace sluice {
 namespace {
 
 struct Options {
-  std::string model, data, truncate = "false", train_on = "all", color = "auto", html, chat_template;
+  std::string model, data, truncate = "false", train_on = "all", color = "auto", html, chat_template,
+                           chat_template_args;
   int64_t row = 1;
   DatasetOptions rules;
   bool full = false, pairs = false;
@@ -87,6 +88,7 @@ void run_preview(Options o) {
   ModelText text = load_model_text(*source);
   for (const std::string& note : text.notes) fmt::print(stderr, "note: {}\n", note);
   if (!o.chat_template.empty()) text.use_template(o.chat_template);
+  text.use_arguments(o.chat_template_args);
   if (!o.html.empty()) write_html(o, text);
   else if (o.pairs) preview_pair(o, text);
   else preview_row(o, text);
@@ -105,9 +107,11 @@ void add_preview(CLI::App& app) {
   command->add_option("--max-seq-length", o->rules.max_seq_length, "as in training")->capture_default_str();
   command->add_option("--truncate", o->truncate, "as in training: false, true, left or right")
       ->expected(0, 1)
-      ->default_str("true");
+      ->default_str("true")
+      ->option_text("[false,true,left,right]=false");
   command->add_option("--train-on", o->train_on, "as in training")->check(CLI::IsMember({"all", "last"}));
   command->add_option("--chat-template", o->chat_template, "as in training: a file in place of the model's template");
+  command->add_option("--chat-template-args", o->chat_template_args, "as in training: a JSON object for the template");
   command->add_flag("--pairs", o->pairs, "rows of prompt, chosen and rejected");
   command->add_flag("--full", o->full, "every token is supervised (mask_prompt: false)");
   command->add_option("--color", o->color, "learned text in colour; auto: on a terminal, else in ⟦ ⟧")

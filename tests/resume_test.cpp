@@ -102,6 +102,36 @@ TEST_CASE("resume: the same contents under other paths go on to the same bytes")
   CHECK(adapter_bytes(part) == adapter_bytes(run.config));
 }
 
+TEST_CASE("resume: valid_fraction holds out the same rows after a kill" * doctest::test_suite("full")) {
+  TinyRun run;
+  fs::remove(run.folder / "data/valid.jsonl");
+  run.config.valid_fraction = 0.25;
+  run.config.max_steps = 40;
+  run.config.steps_per_eval = 10;
+  Heard whole, rest;
+  train(run.config, whole);
+  TrainConfig part = run.into("part");
+  const pid_t pid = start(train_command(part, run.folder / "part.yaml"), run.folder / "log");
+  while (!fs::exists(out_of(part) / "step-0000006") && kill(pid, 0) == 0) usleep(500);
+  kill(pid, SIGKILL);
+  REQUIRE(wait_for(pid) == -SIGKILL);
+  train(resumed(part), rest);
+  CHECK(rest.reports.front().step > 1);
+  CHECK(adapter_bytes(part) == adapter_bytes(run.config));
+  const auto held_out = [](const TrainConfig& c) {
+    return Json::parse(read_whole_file(out_of(c) / "data_report.json"))["valid"];
+  };
+  CHECK(held_out(part)["rows_kept"] > 0);
+  CHECK(held_out(part) == held_out(run.config));
+  REQUIRE_FALSE(rest.evals.empty());
+  for (const EvalReport& eval : rest.evals) {
+    const auto same =
+        std::find_if(whole.evals.begin(), whole.evals.end(), [&](const EvalReport& e) { return e.step == eval.step; });
+    REQUIRE(same != whole.evals.end());
+    CHECK(eval.loss == same->loss);
+  }
+}
+
 TEST_CASE("resume: a refusal names each setting and file that differs, with both values") {
   TinyRun run;
   Heard heard;

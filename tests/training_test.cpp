@@ -287,7 +287,7 @@ TEST_CASE("training: weights of rows and messages are those of a mean: loss, gra
   CHECK(unweighed.reports[0].loss != doctest::Approx(plain.reports[0].loss).epsilon(1e-5));
 }
 
-TEST_CASE("training: valid_fraction holds out the same rows after a resume, and is refused beside valid.jsonl") {
+TEST_CASE("training: valid_fraction holds out a part of the rows, and is refused beside valid.jsonl") {
   TinyRun run;
   fs::remove(run.folder / "data/valid.jsonl");
   std::string rows;

@@ -7,7 +7,6 @@
 
 #include "core/error.h"
 #include "data/row_keys.h"
-#include "io/json_file.h"
 
 namespace sluice {
 
@@ -133,7 +132,7 @@ void refuse_row(const std::string& message) { throw Error(ErrorCode::bad_file, m
 Json parse_object(std::string_view line, const char* needed) {
   Json row;
   try {
-    row = parse_json_line(line);
+    row = Json::parse(line.begin(), line.end());
   } catch (const Json::exception& e) {
     std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 9: …"
     const auto* syntax = dynamic_cast<const Json::parse_error*>(&e);  // the other: a number too large for a double

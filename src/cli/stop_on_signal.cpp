@@ -39,9 +39,10 @@ void say(const char* name, const char* text) {
 void handle(int signal) {
   const int saved_errno = errno;
   StopRequest* stop = current.load();
-  const bool again = stop->asked();
-  stop->ask(name_of(signal));
-  if (again) {
+  if (stop == nullptr) return;  // it came while the destructor ran
+  if (signal == SIGHUP) stop->ask_to_save(name_of(signal));
+  else stop->ask(name_of(signal));
+  if (stop->at_once()) {
     say(name_of(signal), ": the run ends after this microbatch and saves nothing; one more ends it at once\n");
     for (int each : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) ::signal(each, SIG_DFL);
   } else {

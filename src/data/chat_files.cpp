@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "data/model_text.h"
 #include "io/atomic_file.h"
+#include "io/json_file.h"
 
 namespace sluice {
 
@@ -20,7 +21,13 @@ constexpr const char* more_templates = "additional_chat_templates";
 
 Json read_json(const fs::path& path) {
   if (!fs::exists(path)) return Json::object();
-  const Json json = Json::parse(read_text_file(path.string()), nullptr, false);
+  Json json;
+  try {
+    json = parse_json_line(read_text_file(path.string()));
+  } catch (const Json::exception&) {  // told below
+  } catch (Error& e) {
+    throw e.while_doing(path.string());
+  }
   check(json.is_object(), ErrorCode::bad_file, path.string() + ": found no JSON object; download it again");
   return json;
 }

@@ -9,6 +9,7 @@
 
 #include "data/chat_files.h"
 #include "io/gguf.h"
+#include "io/json_file.h"
 
 namespace sluice {
 
@@ -235,9 +236,15 @@ void ModelText::use_template_of(const std::string& adapter_folder) {
 
 void ModelText::use_arguments(const std::string& json) {
   if (json.empty()) return;
-  const Json arguments = Json::parse(json, nullptr, false);
-  check(!arguments.is_discarded(), ErrorCode::bad_config,
-        "chat_template_args: found " + json + ", needed an object such as {\"enable_thinking\": false}");
+  Json arguments;
+  try {
+    arguments = parse_json_line(json);
+  } catch (const Json::exception&) {
+    throw Error(ErrorCode::bad_config,
+                "chat_template_args: found " + json + ", needed an object such as {\"enable_thinking\": false}");
+  } catch (Error& e) {
+    throw e.while_doing("chat_template_args");
+  }
   Json all = need_chat().arguments();
   if (all.is_object() && arguments.is_object()) all.update(arguments);
   else all = arguments;

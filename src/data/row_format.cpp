@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "data/row_keys.h"
+#include "io/json_file.h"
 
 namespace sluice {
 
@@ -132,7 +133,7 @@ void refuse_row(const std::string& message) { throw Error(ErrorCode::bad_file, m
 Json parse_object(std::string_view line, const char* needed) {
   Json row;
   try {
-    row = Json::parse(line.begin(), line.end());
+    row = parse_json_line(line);
   } catch (const Json::exception& e) {
     std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 9: …"
     const auto* syntax = dynamic_cast<const Json::parse_error*>(&e);  // the other: a number too large for a double

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> weights = {"weight", "loss_weight", "sample_weight"};
 constexpr std::array<std::string_view, 5> switches = {"train", "training", "trainable", "loss", "loss_mask"};
-constexpr double largest_weight = 1e6;
+constexpr double least_weight = 1e-6, largest_weight = 1e6;  // of two, multiplied, float32 keeps apart from 0
 
 // Parts of names that other tools give to keys of the same purpose.
 constexpr std::array<std::string_view, 17> words_of_learning = {
@@ -57,9 +57,9 @@ std::optional<double> weight_in(const std::string& key, const Json& value, const
     refuse_row(fmt::format("{} is {}, needed true, false, 1 or 0; a weight between them goes into \"weight\"",
                            path_of(where, key), shortened(value)));
   }
-  if (!(given >= 0 && given <= largest_weight)) {
-    refuse_row(fmt::format("{} is {}, needed true, false or a number from 0 to 1,000,000", path_of(where, key),
-                           shortened(value)));
+  if (given != 0 && !(given >= least_weight && given <= largest_weight)) {
+    refuse_row(fmt::format("{} is {}, needed true, false, 0 or a number from 0.000001 to 1,000,000",
+                           path_of(where, key), shortened(value)));
   }
   return given;
 }

@@ -107,6 +107,8 @@ TEST_CASE("rows: values and keys of weights that cannot be meant are refused by 
     return refusal(row);
   };
   CHECK(contains(with("weight", -1), "messages[1].weight is -1, needed"));
+  CHECK(
+      contains(with("weight", 1e-60), "messages[1].weight is 1e-60, needed true, false, 0 or a number from 0.000001"));
   CHECK(contains(with("weight", "0"), "messages[1].weight is \"0\", needed"));
   CHECK(contains(with("weight", 1e7), "messages[1].weight is 10000000.0, needed"));
   CHECK(contains(with("loss", 0.5), "messages[1].loss is 0.5, needed true, false, 1 or 0"));
@@ -120,6 +122,17 @@ TEST_CASE("rows: values and keys of weights that cannot be meant are refused by 
   row = two_turns();
   row["loss"] = 2.31;
   CHECK(contains(refusal(row), "loss is 2.31, needed true, false, 1 or 0"));
+}
+
+TEST_CASE("rows: what nests deeper than any conversation is refused with its row, wherever it stands") {
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  const std::string row = R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])";
+  for (const std::string& line :
+       {deep, row + ", \"tools\": " + deep + "}", row + ", \"chat_template_kwargs\": {\"a\": " + deep + "}}"})
+    CHECK_THROWS_WITH_AS(make_sample(line, chat_model()), doctest::Contains("nests deeper than 64 levels"), Error);
+  ModelText text = chat_model();
+  CHECK_THROWS_WITH_AS(text.use_arguments("{\"a\": " + deep + "}"), doctest::Contains("nests deeper than 64 levels"),
+                       Error);
 }
 
 TEST_CASE("rows: only the last answer is learned where the run says so") {

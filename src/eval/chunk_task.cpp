@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fstream>
 
+#include "io/json_file.h"
+
 namespace sluice {
 
 namespace {
@@ -18,7 +20,7 @@ std::vector<ChunkCase> read_cases(const std::string& path, int64_t limit) {
     ++row;
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
-      cases.push_back(chunk_case(Json::parse(line)));
+      cases.push_back(chunk_case(parse_json_line(line)));
     } catch (const Json::exception& e) {
       throw Error(ErrorCode::bad_file, fmt::format("{}:{}: not JSON: {}", path, row, e.what()));
     } catch (Error& e) {

@@ -50,6 +50,14 @@ Json parse_json(std::string_view text, std::string_view name) {
   }
 }
 
+Json parse_json_line(std::string_view text) {
+  return Json::parse(text, [](int depth, Json::parse_event_t event, Json&) {
+    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    check(!opens || depth < max_depth, ErrorCode::bad_file, "JSON nests deeper than 64 levels");
+    return true;
+  });
+}
+
 Json read_json_file(const std::string& path) {
   const MappedFile file(path);
   return parse_json({reinterpret_cast<const char*>(file.bytes().data()), file.size()}, path);

@@ -15,6 +15,10 @@ namespace sluice {
 Json read_json_file(const std::string& path);
 Json parse_json(std::string_view text, std::string_view name);  // the same for text in memory
 
+// A line of a data file, or another text that comes from outside: Json::parse with its exceptions, and Error(bad_file) for what nests deeper
+// than 64, which copying, writing and freeing it could not bear.
+Json parse_json_line(std::string_view text);
+
 // Nothing when the file does not exist; throws as above otherwise.
 std::optional<Json> read_json_file_if_present(const std::string& path);
 

@@ -26,6 +26,7 @@ bool Vocabulary::add(int32_t id, std::string_view text, bool can_find) {
         "the vocabulary has over 4 GiB of text; it is damaged");
   if (id >= size()) entries_.resize(static_cast<size_t>(id) + 1);
   entries_[static_cast<size_t>(id)] = {static_cast<uint32_t>(bytes_.size()), static_cast<uint32_t>(text.size()), true};
+  ++taken_;
   bytes_ += text;
   if (!can_find || text.empty()) return true;
   if (2 * (used_ + 1) > slots_.size()) grow();

@@ -21,7 +21,7 @@ class Vocabulary {
   int32_t find(std::string_view text) const;  // -1 when unknown
   std::string_view text(int32_t id) const;    // empty for an id without a token
   bool has(int32_t id) const { return id >= 0 && id < size() && entries_[static_cast<size_t>(id)].taken; }
-  int32_t count() const { return static_cast<int32_t>(used_); }           // texts that find() knows
+  int32_t count() const { return taken_; }                                // ids that have a token
   int32_t size() const { return static_cast<int32_t>(entries_.size()); }  // largest id + 1
 
  private:
@@ -35,7 +35,8 @@ class Vocabulary {
   std::string bytes_;
   std::vector<Entry> entries_;
   std::vector<int32_t> slots_;  // ids or -1; a power of two, at most half full
-  size_t used_ = 0;
+  size_t used_ = 0;             // of them, texts that find() knows
+  int32_t taken_ = 0;           // ids
 };
 
 }  // namespace sluice

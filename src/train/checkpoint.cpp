@@ -25,6 +25,11 @@ constexpr int64_t state_format = 2;
 
 std::string step_name(int64_t step) { return fmt::format("step-{:07d}", step); }
 
+// Not step-0000100-good or step-0000100.tmp: what somebody copied or renamed is theirs.
+bool is_step_name(const std::string& name) {
+  return name.starts_with("step-") && name.size() > 5 && name.find_first_not_of("0123456789", 5) == std::string::npos;
+}
+
 std::span<const std::byte> bytes_of(const float* values, int64_t count) {
   return {reinterpret_cast<const std::byte*>(values), static_cast<size_t>(count) * sizeof(float)};
 }
@@ -111,7 +116,7 @@ std::vector<fs::path> checkpoint_folders(const fs::path& out) {
   if (!fs::is_directory(out)) return folders;
   for (const auto& entry : fs::directory_iterator(out)) {
     const std::string name = entry.path().filename().string();
-    if (!entry.is_directory() || entry.is_symlink() || !name.starts_with("step-") || name.ends_with(".tmp")) continue;
+    if (!entry.is_directory() || entry.is_symlink() || !is_step_name(name)) continue;
     if (fs::exists(entry.path() / "state.json")) folders.push_back(entry.path());
   }
   std::sort(folders.begin(), folders.end());

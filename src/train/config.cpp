@@ -242,7 +242,7 @@ class Reader {
     return node.as<std::string>();
   }
 
-  // A YAML value as JSON: plain scalars are what YAML's core schema says, quoted ones are text.
+  // A YAML value as JSON: plain scalars are numbers, true and false (yes, on …) where they read so, quoted ones are text.
   static Json to_json(const YAML::Node& node) {
     if (node.IsMap()) {
       Json object = Json::object();
@@ -257,9 +257,10 @@ class Reader {
     if (node.IsNull()) return nullptr;
     const std::string text = node.as<std::string>();
     if (node.Tag() == "!") return text;
-    if (const auto truth = parse_bool(text)) return *truth;
     const Json number = Json::parse(text, nullptr, false);
-    return number.is_number() ? number : Json(text);
+    if (number.is_number()) return number;
+    if (const auto truth = parse_bool(text)) return *truth;
+    return text;
   }
 
   // The names of Hugging Face's schedulers.
@@ -285,11 +286,24 @@ class Reader {
   Once once_;                    // in the file
 };
 
+// An anchor may stand inside itself, or multiply what it names.
+void check_size(const YAML::Node& node, int depth, int64_t& values, const std::string& path) {
+  check(depth <= 32 && ++values <= 100000, ErrorCode::bad_config,
+        path + ": nests deeper than 32 levels or has over 100,000 values; is it the right file?");
+  if (node.IsMap()) {
+    for (const auto& pair : node) check_size(pair.second, depth + 1, values, path);
+  } else if (node.IsSequence()) {
+    for (const auto& item : node) check_size(item, depth + 1, values, path);
+  }
+}
+
 YAML::Node load_yaml(const std::string& path) {
   try {
     YAML::Node root = YAML::LoadFile(path);
     check(root.IsMap() || root.IsNull(), ErrorCode::bad_config,
           fmt::format("{}: needed settings as 'name: value' lines", path));
+    int64_t values = 0;
+    check_size(root, 0, values, path);
     return root;
   } catch (const YAML::BadFile&) {
     throw Error(ErrorCode::bad_file, fmt::format("{}: cannot be read; give the path of a YAML file", path));

@@ -65,7 +65,7 @@ void ConsoleProgress::put(const std::string& text) {
   if (!lost_) return;
   std::fprintf(stderr, "sluice: progress cannot be written (%s): the run ends after this step and saves a checkpoint\n",
                std::strerror(errno));
-  if (stop_ != nullptr) stop_->ask("its output was closed");
+  if (stop_ != nullptr) stop_->ask_to_save("its output was closed");
 }
 
 void ConsoleProgress::clear_bar() {

@@ -189,6 +189,17 @@ TEST_CASE("chat template: one that does not end is stopped in one line, whatever
   CHECK_THROWS_AS(make("{{ 1" + std::string(100'000, '+') + " 1 }}"), Error);
 }
 
+TEST_SUITE("full") {
+  TEST_CASE("chat template: a text is held to its limit while it is made") {
+    for (const char* source : {"{% set x = 'ab' * 100000 %}{{ x.replace('a', x)|length }}",
+                               "{{ ('{0}' * 10000).format('x' * 1000000)|length }}"}) {
+      CAPTURE(source);
+      CHECK_THROWS_WITH_AS(rendered(source, question()), doctest::Contains("a text of more than 268435456 bytes"),
+                           Error);
+    }
+  }
+}
+
 TEST_CASE("chat template: arguments reach the template, those of a row before those of the run; the day is held") {
   const std::string source = "{{ enable_thinking }}{{ strftime_now('%Y-%m-%d') }}";
   CHECK(rendered(source, question(), Json::parse(R"({"enable_thinking": false})")) == "False2024-07-26");

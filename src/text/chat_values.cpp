@@ -64,8 +64,9 @@ Value call_arguments(const Json& arguments, Origin origin, CallShape shape, cons
     parsed = Json::parse(arguments.get_ref<const std::string&>(), nullptr, false);
     if (parsed.is_discarded()) {
       const std::string& text = arguments.get_ref<const std::string&>();
-      refuse(fmt::format("{}.arguments is a text that is no JSON: \"{}\"; write the arguments as an object", where,
-                         text.size() <= 60 ? text : text.substr(0, text.find_last_of(' ', 60)) + "…"));
+      refuse(fmt::format(
+          "{}.arguments is a text that is no JSON: \"{}\"; write the arguments as an object", where,
+          text.size() <= 60 ? text : text.substr(0, std::min(text.find_last_of(' ', 60), size_t{60})) + "…"));
     }
   }
   const bool as_text = shape == CallShape::text || (shape == CallShape::as_given && arguments.is_string());

@@ -1,9 +1,15 @@
 #include "text/jinja/marked_text.h"
 
 #include <algorithm>
+#include <string>
+
+#include "text/jinja/value.h"
 
 namespace sluice::jinja {
 namespace {
+
+// As Limits::text_bytes, while a text is still being made: replace, join and format end before the memory does.
+constexpr size_t longest = size_t{256} << 20;
 
 // The stretch that holds `byte`.
 std::vector<Stretch>::const_iterator find(const std::vector<Stretch>& stretches, size_t byte) {
@@ -16,6 +22,8 @@ std::vector<Stretch>::const_iterator find(const std::vector<Stretch>& stretches,
 void MarkedText::append(std::string_view text, Origin origin) {
   if (text.empty()) return;
   const size_t before = text_.size();
+  if (text.size() > longest - std::min(longest, before))
+    raise("LimitError", "a text of more than " + std::to_string(longest) + " bytes");
   text_.append(text);
   if (!origin.any() && stretches_.empty()) return;
   if (stretches_.empty() && before > 0) stretches_.push_back({before, {}});

@@ -45,6 +45,8 @@ void handle(int signal) {
   if (stop->at_once()) {
     say(name_of(signal), ": the run ends after this microbatch and saves nothing; one more ends it at once\n");
     for (int each : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) ::signal(each, SIG_DFL);
+  } else if (signal == SIGHUP) {
+    say(name_of(signal), ": the run ends after this step and saves a checkpoint\n");
   } else {
     say(name_of(signal),
         ": the run ends after this step and saves a checkpoint; one more ends it after this microbatch, without\n");

@@ -12,6 +12,7 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/progress.h"
+#include "train/run_identity.h"
 
 namespace sluice::test {
 namespace {
@@ -38,6 +39,17 @@ TEST_CASE("settings: in chat_template_args a number stays a number, also 0 and 1
   const Json given =
       Json::parse(config_of("chat_template_args: {n: 1, z: 0, f: 0.5, t: true, s: \"1\"}\n").chat_template_args);
   CHECK(given == Json({{"n", 1}, {"z", 0}, {"f", 0.5}, {"t", true}, {"s", "1"}}));
+}
+
+TEST_CASE("run identity: chat_template_args are compared by what they say") {
+  const auto identity = [](const std::string& arguments) {
+    TrainConfig config;
+    config.chat_template_args = arguments;
+    return run_identity(config, Json::object());
+  };
+  CHECK(identity_differences(identity(R"({"n":1})"), identity(R"({ "n": 1 })")).empty());
+  CHECK(identity_differences(identity(R"({"n":1})"), identity(R"({"n":2})")).size() == 1);
+  CHECK(identity_differences(identity(""), identity(R"({"n":2})")).size() == 1);
 }
 
 TEST_CASE("checkpoints: a folder that somebody copied or renamed is neither gone on from nor removed") {

@@ -71,6 +71,9 @@ Json run_identity(const TrainConfig& config, Json contents) {
     if (paths.contains(name) || free_settings.contains(name) || (!steered && of_validation.contains(name))) continue;
     settings[name] = value;
   }
+  // However it is spelled.
+  Json arguments = Json::parse(config.chat_template_args, nullptr, false);
+  if (arguments.is_object()) settings["chat_template_args"] = std::move(arguments);
   // auto is by_rows; blocks round the head's gradient otherwise.
   if (config.head != "by_blocks") settings["head"] = "by_rows";
   return {{"settings", settings}, {"contents", std::move(contents)}};

@@ -1,4 +1,5 @@
 // sluice train and the signals and outputs that end it early.
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -67,7 +68,7 @@ TEST_SUITE("full") {
   TEST_CASE("signals: a closed output saves as a signal does") {
     LongRun run;
     std::array<int, 2> ends{};
-    REQUIRE(pipe(ends.data()) == 0);
+    REQUIRE(pipe2(ends.data(), O_CLOEXEC) == 0);  // the run must not hold the end that is read
     const pid_t pid = start(run.command, run.tiny.folder / "log", {.output = ends[1]});
     close(ends[1]);
     std::string seen;

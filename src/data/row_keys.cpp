@@ -99,7 +99,9 @@ std::vector<std::string> unread_keys(const Json& object, const std::string& wher
                                      const std::vector<std::string_view>& read,
                                      const std::vector<std::string>& spoken) {
   std::vector<std::string> unread;
-  for (const auto& [key, value] : object.items()) {
+  for (const auto& item : object.items()) {
+    const std::string& key = item.key();
+    const Json& value = item.value();
     if (std::find(read.begin(), read.end(), key) != read.end() || is_empty_value(value)) continue;
     if (is_one_of(weights, key) || is_one_of(switches, key)) continue;
     // A row's own label or training id is a note of its collector; in a message such a name can mean only one thing.

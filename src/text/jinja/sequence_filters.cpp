@@ -298,7 +298,7 @@ Value slice(Interpreter& i, Arguments& a) {
   std::vector<Value> columns;
   int64_t offset = 0;
   for (int64_t column = 0; column < slices; ++column) {
-    i.work(4);
+    i.work(64);  // a list of its own, so that the limit of work holds memory too
     const int64_t start = offset + column * each;
     if (column < longer) ++offset;
     std::vector<Value> part(items.begin() + start, items.begin() + offset + (column + 1) * each);

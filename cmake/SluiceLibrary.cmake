@@ -101,11 +101,14 @@ function(sluice_tests)
       target_link_libraries(${name}_test PRIVATE sluice_${name})
     endif()
   endforeach()
+  if(TARGET data_test)  # packs the files that it reads
+    target_link_libraries(data_test PRIVATE ZLIB::ZLIB PkgConfig::zstd)
+  endif()
   sluice_cuda_test(ops_test)
   file(GLOB end_to_end CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*_test.cpp)
   if(end_to_end)
     sluice_test_program(end_to_end_test ${end_to_end})
-    target_link_libraries(end_to_end_test PRIVATE sluice_cli)
+    target_link_libraries(end_to_end_test PRIVATE sluice_cli ZLIB::ZLIB)
     add_dependencies(end_to_end_test sluice)
     # Files whose test cases compute: the others are about text, files and the command line.
     set(files *adapter_test* *dora_test* *gemma_test* *gemma_files* *generate_test* *linear_ce_oracle* *model_oracle* *plan_test*

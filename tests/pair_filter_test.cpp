@@ -28,7 +28,7 @@ Json message(const std::string& role, const std::string& content) { return {{"ro
 
 // The prompt of a row as text, strings and messages alike.
 std::string prompt_of(const std::string& line) {
-  const Json prompt = parse_preference(line).prompt;
+  const Json prompt = parse_preference(parse_object(line)).value().prompt;
   return prompt.is_string() ? prompt.get<std::string>() : prompt[0]["content"].get<std::string>();
 }
 

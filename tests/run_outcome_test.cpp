@@ -427,7 +427,7 @@ TEST_CASE("early stopping: what it needs is asked for by name") {
   CHECK(has(refused([](TinyRun& r) { r.config.steps_per_eval = 3; }), "must be a multiple of save_every (2)"));
   CHECK(has(refused([](TinyRun& r) { r.config.steps_per_eval = 0; }), "must be a multiple of save_every"));
   CHECK(has(refused([](TinyRun& r) { r.config.val_batches = 0; }), "val_batches is 0"));
-  CHECK(has(refused([](TinyRun& r) { fs::remove(r.folder / "data/valid.jsonl"); }), "there is no valid.jsonl"));
+  CHECK(has(refused([](TinyRun& r) { fs::remove(r.folder / "data/valid.jsonl"); }), "there is no file valid"));
 }
 
 }  // namespace sluice::test

@@ -95,7 +95,7 @@ TEST_CASE("validation task: what is missing is named before the first step") {
   CHECK(has(refused([](ScoredRun& r) { r.config.eval_task_data = ""; }), "eval_task needs eval_task_data"));
   CHECK(has(refused([](ScoredRun& r) { r.config.eval_task = "none"; }), "without eval_task"));
   CHECK(has(refused([](ScoredRun& r) { r.config.metric_for_best_model = "other_score"; }), "eval_chunk_score"));
-  CHECK(has(refused([](ScoredRun& r) { fs::remove(r.folder / "data/valid.jsonl"); }), "no valid.jsonl"));
+  CHECK(has(refused([](ScoredRun& r) { fs::remove(r.folder / "data/valid.jsonl"); }), "no file valid"));
   CHECK(has(refused([](ScoredRun& r) { write_text(r.folder / "cases.jsonl", "{}\n"); }), "cases.jsonl:1"));
   CHECK(has(refused([](ScoredRun&) {}, {}), "no tasks"));
 }

@@ -32,7 +32,7 @@ void add_pairs(CLI::App& data) {
   CLI::App* command = data.add_subcommand(
       "pairs", "Filter a preference set by score gap, length ratio and length, and hold out prompts for validation");
   PairFilterOptions& f = o->filter;
-  command->add_option("input", o->input, "a .jsonl file of prompt, chosen, rejected")->required();
+  command->add_option("input", o->input, "a data file of preference pairs")->required();
   command->add_option("--output", o->output, "folder for train.jsonl, valid.jsonl and pairs_report.json")->required();
   command->add_option("--model", o->model, "measure lengths in this model's tokens, as training renders them");
   command->add_option("--min-score-gap", f.min_score_gap, "drop rows whose scores differ by less, or that have none")

@@ -146,7 +146,7 @@ void compare(const std::string& before_path, const std::string& after_path) {
 void add_common(CLI::App& command, Options& o) {
   command.add_option("-m,--model", o.model, "base model: a folder (Hugging Face or MLX) or a .gguf file")->required();
   command.add_option("--adapter,--adapter-path", o.adapter, "folder of a PEFT or mlx-lm adapter");
-  command.add_option("--data", o.data, "the .jsonl file")->required();
+  command.add_option("--data", o.data, "the data file")->required();
   command.add_option("--chat-template", o.chat_template,
                      "file with a Jinja chat template; default: the adapter's, else the model's");
   command.add_option(

@@ -58,6 +58,7 @@ Json DataReport::json() const {
           {"rows_without_targets", rows_without_targets},
           {"pairs_equal", pairs_equal},
           {"pairs_without_shared_prompt", pairs_apart},
+          {"rows_tied", rows_tied},
           {"rows_contradicted", rows_contradicted},
           {"rows_rewritten", rows_rewritten},
           {"answers_without_token", answers_without_token},
@@ -76,6 +77,11 @@ std::string DataReport::summary() const {
   text += fmt::format("\n  tokens a row: min {}, 10 % {}, median {}, 90 % {}, 99 % {}, max {}; max_seq_length {}",
                       lengths.smallest, lengths.p10, lengths.median, lengths.p90, lengths.p99, lengths.largest,
                       max_seq_length);
+  if (kinds.size() > 1) {
+    std::string list;
+    for (const auto& [kind, rows] : kinds) list += fmt::format("{}{} {}", list.empty() ? "" : ", ", rows, kind);
+    text += "\n  rows by kind: " + list;
+  }
   if (rows_elsewhere > 0) text += fmt::format("\n  {} rows are of the other part of the file", rows_elsewhere);
   if (rows_too_long > 0) {
     text +=
@@ -107,6 +113,8 @@ std::string DataReport::summary() const {
     text += fmt::format("\n  warning: {} pairs share no prompt; both answers are computed from their first token",
                         pairs_apart);
   }
+  if (rows_tied > 0)
+    text += fmt::format("\n  warning: {} rows dropped, no two of their completions have different ratings", rows_tied);
   if (rows_contradicted > 0)
     text += fmt::format("\n  warning: {} rows dropped, the same answer has both labels", rows_contradicted);
   if (rows_rewritten > 0) {

@@ -35,6 +35,7 @@ struct DataReport {
   int64_t rows_without_targets = 0;  // dropped: nothing left to learn
   int64_t pairs_equal = 0;           // dropped: chosen and rejected are the same tokens
   int64_t pairs_apart = 0;           // kept: chosen and rejected share no prompt, so nothing is computed once
+  int64_t rows_tied = 0;             // dropped: no two of a row's completions have different ratings (UltraFeedback)
   int64_t rows_contradicted = 0;     // dropped: the same tokens have both labels (kto)
   // An answer that the chat template changed, so that other text is trained than the file has; answers of which no token can be learned.
   int64_t rows_rewritten = 0, answers_without_token = 0;

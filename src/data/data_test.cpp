@@ -178,11 +178,11 @@ TEST_CASE("FieldD21_ totals of supervised and ignored tokens agree with the prev
 
 TEST_CASE("FieldD21_ any row of a file can be looked at, also one that is dropped, and by its line") {
   const File file("\n" + messages("q", "r") + messages(std::string(100, 'x'), "long"));
-  const Sample sample = read_sample(file.path, 3, chat_model(), TrainOn::all_answers);
+  const Sample sample = read_sample(file.path, 3, chat_model(), {});
   CHECK(sample.row == 3);
   CHECK(contains(preview(sample, chat_model().tokenizer), "⟦long<|im_end|>⟧"));
-  CHECK_THROWS_AS(read_sample(file.path, 4, chat_model(), TrainOn::all_answers), Error);
-  CHECK_THROWS_AS(read_sample(file.path, 1, chat_model(), TrainOn::all_answers), Error);  // the blank line
+  CHECK_THROWS_AS(read_sample(file.path, 4, chat_model(), {}), Error);
+  CHECK_THROWS_AS(read_sample(file.path, 1, chat_model(), {}), Error);  // the blank line
 }
 
 TEST_CASE("FieldD18_ rows of random length are packed without padding, and the reported waste is that") {
@@ -205,8 +205,8 @@ TEST_CASE("dataset: what is damaged is named with file, row and key or column, a
   CHECK(contains(message_of(good + "{\"messages\": nul}\n"), "row 2: column"));
   CHECK(contains(message_of(good + "{\"messages\": \"\xFF\"}\n"), "row 2: column"));
   CHECK(contains(message_of("{\"prompt\": \"half an emoji \\ud83d\", \"completion\": \"x\"}\n"), "row 1: column"));
-  CHECK(contains(message_of("[1, 2]\n"), "row 1: found [1,2], needed one object a line"));
-  CHECK(contains(message_of("{\"mesages\": []}\n"), "found the keys \"mesages\", needed {\"messages\""));
+  CHECK(contains(message_of("[1, 2]\n"), "row 1: found [1,2], needed one object a row"));
+  CHECK(contains(message_of("{\"mesages\": []}\n"), "found the keys \"mesages\", needed messages"));
   CHECK(contains(message_of("{\"messages\": []}\n"), "messages is [], needed a list of messages"));
   CHECK(contains(message_of("{\"messages\": [{\"role\":\"bot\",\"content\":\"x\"}]}\n"),
                  "messages[0].role is \"bot\", needed system, developer, user, assistant or tool"));
@@ -220,14 +220,15 @@ TEST_CASE("dataset: what is damaged is named with file, row and key or column, a
   CHECK_THROWS_AS(read_dataset("/", chat_model(), {}), Error);
 }
 
-TEST_CASE("dataset: formats that are not supported yet are refused by name, with what is supported") {
+TEST_CASE("dataset: kinds that another objective reads, or none, are refused by name") {
   const std::pair<const char*, const char*> rows[] = {
-      {R"({"prompt":"p","chosen":"a","rejected":"b"})", "preference data"},
-      {R"({"prompt":"p","completion":"a","label":true})", "unpaired preference data"},
-      {R"({"conversations":[{"from":"human","value":"x"}]})", "ShareGPT data"},
-      {R"({"instruction":"i","output":"o"})", "Alpaca data"},
-      {R"({"segments":[]})", "segments data"},
-      {R"({"text":"t"})", "text data"},
+      {R"({"prompt":"p","chosen":"a","rejected":"b"})", "this is preference data, which objective dpo"},
+      {R"({"chosen_response":"a","rejected_response":"b"})", "this is preference data"},
+      {R"({"prompt":"p","completion":"a","label":true})", "this is unpaired preference data, which objective kto"},
+      {R"({"messages":[{"role":"user","content":"x"}],"kto_tag":true})", "this is unpaired preference data"},
+      {R"({"instruction":"i","completions":[{"response":"a","overall_score":3}]})", "this is UltraFeedback data"},
+      {R"({"prompt":"p","completions":["a","b"],"labels":[true,false]})", "this is stepwise data"},
+      {R"({"prompt":"p"})", "there is a prompt and no answer to learn"},
   };
   for (const auto& [row, message] : rows) {
     CAPTURE(row);
@@ -239,7 +240,7 @@ TEST_CASE("dataset: formats that are not supported yet are refused by name, with
 
 TEST_CASE("dataset: formats are told apart row by row, and a mixture is refused unless it is allowed") {
   const std::string mixed = messages("q", "r") + "{\"prompt\":\"p\",\"completion\":\"c\"}\n";
-  CHECK(contains(message_of(mixed), "row 2: this is a prompt-completion row, the rows before it are messages"));
+  CHECK(contains(message_of(mixed), "row 2: this is a row of kind prompt-completion, the rows before it are messages"));
   const File file(mixed);
   const Dataset data = read_dataset(file.path, chat_model(), {.allow_mixed = true});
   CHECK(data.report.kinds.at("messages") == 1);

@@ -17,25 +17,25 @@ class Reader {
       : options_(options), rows_(path, text, options, data_.report) {}
 
   Dataset read() {
-    rows_.for_each_row([&](std::string_view text, int64_t number) { line(text, number); });
+    rows_.for_each_row([&](const Json& object, int64_t number) { take(object, number); });
     rows_.finish(data_.samples.size());
     for (const Sample& sample : data_.samples) data_.report.count(sample);
     return std::move(data_);
   }
 
  private:
-  void line(std::string_view line, int64_t number) {
-    DataRow row = parse_row(line);
-    if (kind_.empty()) kind_ = row.kind;
-    if (!options_.allow_mixed && row.kind != kind_) {
+  void take(const Json& object, int64_t number) {
+    DataRow row = parse_row(object);
+    rows_.check_kind(row.kind);
+    if (options_.needs_answers && row.kind == "text")
       refuse_row(
-          fmt::format("this is a {} row, the rows before it are {}; keep one format to a file", row.kind, kind_));
-    }
+          "this is a text row, in which mask_prompt has no prompt to mask; leave mask_prompt out, and all of the text "
+          "is "
+          "learned");
     if (auto samples = rows_.samples({&row}, row.kind, number)) data_.samples.push_back(std::move(samples->front()));
   }
 
   const DatasetOptions options_;
-  std::string kind_;  // of the first row
   Dataset data_;
   RowReader rows_;
 };
@@ -52,18 +52,20 @@ Truncate truncate_of(std::string_view name) {
 }
 
 Sample make_sample(std::string_view line, const ModelText& text, TrainOn train_on) {
-  return tokenise(parse_row(line), text, train_on).sample;
+  return tokenise(parse_row(parse_object(line)), text, train_on).sample;
 }
 
 Dataset read_dataset(const std::string& path, const ModelText& text, const DatasetOptions& options) {
   return Reader(path, text, options).read();
 }
 
-Sample read_sample(const std::string& path, int64_t row, const ModelText& text, TrainOn train_on) {
+Sample read_sample(const std::string& path, int64_t row, const ModelText& text, const DatasetOptions& options) {
   Sample sample;
-  for_each_line(path, [&](std::string_view line, int64_t number) {
+  for_each_row(path, [&](std::string_view line, int64_t number) {
     if (number < row) return true;
-    sample = make_sample(line, text, train_on);
+    Json object = parse_object(line);
+    options.columns.apply(object);
+    sample = tokenise(parse_row(object), text, options.train_on).sample;
     sample.row = number;
     return false;
   });

@@ -1,16 +1,17 @@
-// JSONL rows to token ids and a mask of what is to be learned.
+// Rows of a data file to token ids and a mask of what is to be learned.
 //
 //   Dataset data = read_dataset("data/train.jsonl", model_text, {.max_seq_length = 2048});
 //   data.report.summary();                        // lengths, what was dropped or cut and why, supervised and ignored tokens
 //   preview(data.samples[0], tokenizer);          // the text with the supervised stretches in ⟦ ⟧
 //
-// Formats: data/row_format.h; how a row becomes tokens, and what of it is learned: data/row_text.h.
+// Kinds of files: data/row_source.h; kinds of rows: data/row_format.h; how a row becomes tokens, and what of it is learned: data/row_text.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "data/columns.h"
 #include "data/data_report.h"
 #include "data/model_text.h"
 #include "data/sample.h"
@@ -28,7 +29,9 @@ struct DatasetOptions {
   int64_t max_seq_length = 2048;     // rows longer than this are
   Truncate truncate = Truncate::no;  // dropped, or made to fit; either is counted
   TrainOn train_on = TrainOn::all_answers;
-  bool allow_mixed = false;  // rows of different formats in one file
+  bool needs_answers = false;  // mask_prompt was asked for: rows of text, in which nothing can be masked, are refused
+  bool allow_mixed = false;    // rows of different kinds in one file
+  Columns columns = {};
   Split split = {};
 };
 
@@ -44,8 +47,8 @@ Dataset read_dataset(const std::string& path, const ModelText& text, const Datas
 // One line of such a file: ids and mask, not yet cut. Throws Error(bad_file) without file and row.
 Sample make_sample(std::string_view line, const ModelText& text, TrainOn train_on = TrainOn::all_answers);
 
-// The row at line `row` of a file, from 1, also where read_dataset would drop it. Throws Error(bad_config) past the end.
-Sample read_sample(const std::string& path, int64_t row, const ModelText& text, TrainOn train_on);
+// Row `row` of a file, from 1, also where read_dataset would drop it. Throws Error(bad_config) past the end.
+Sample read_sample(const std::string& path, int64_t row, const ModelText& text, const DatasetOptions& options);
 
 // The text of a sample in stretches that are learned with one weight; 0: not learned. Special tokens are written out.
 struct Stretch {

@@ -10,8 +10,9 @@
 #include <optional>
 #include <set>
 
-#include "data/jsonl.h"
 #include "data/preference.h"
+#include "data/row_reader.h"
+#include "data/row_source.h"
 #include "io/atomic_file.h"
 #include "io/hash.h"
 
@@ -62,10 +63,10 @@ struct Lengths {
   int64_t shorter() const { return std::min(chosen, rejected); }
 };
 
-Lengths lengths_of(std::string_view line, const PreferenceRow& row, const ModelText* text) {
+Lengths lengths_of(const PreferenceRow& row, const ModelText* text) {
   if (text == nullptr)
     return {.chosen = characters(row.chosen), .rejected = characters(row.rejected), .prompt = characters(row.prompt)};
-  const PairSample pair = make_pair_sample(line, *text);
+  const PairSample pair = make_pair_sample(row, *text);
   const int64_t chosen = pair.chosen.num_targets();
   return {.chosen = chosen,
           .rejected = pair.rejected.num_targets(),
@@ -91,11 +92,15 @@ class Filter {
   }
 
   void read(std::string_view line, int64_t number) {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    if (is_blank(line)) return;
     ++report_.rows_read;
-    const PreferenceRow row = parse_preference(line);
-    if (!keeps(line, row)) return;
-    const std::string digest = digest_of(prompt_key(row.prompt));
+    const std::optional<PreferenceRow> row = parse_preference(parse_object(line));
+    if (!row) {
+      drop(report_.small_gap);
+      return;
+    }
+    if (!keeps(*row)) return;
+    const std::string digest = digest_of(prompt_key(row->prompt));
     kept_.emplace(number, digest);
     rows_of_[digest] += 1;
   }
@@ -131,17 +136,16 @@ class Filter {
   const PairFilterReport& report() const { return report_; }
 
  private:
-  bool keeps(std::string_view line, const PreferenceRow& row) {
+  bool keeps(const PreferenceRow& row) {
     if (row.chosen == row.rejected) return drop(report_.same_answers);
     if (options_.min_score_gap > 0) {
-      const Json whole = Json::parse(line.begin(), line.end());
-      const std::optional<double> chosen = score(whole, options_.score_chosen, "chosen"),
-                                  rejected = score(whole, options_.score_rejected, "rejected");
+      const std::optional<double> chosen = score(row.row, options_.score_chosen, "chosen"),
+                                  rejected = score(row.row, options_.score_rejected, "rejected");
       if (!chosen || !rejected) return drop(report_.no_score);
       if (*chosen - *rejected < options_.min_score_gap) return drop(report_.small_gap);
     }
     if (options_.min_length == 0 && options_.max_length == 0 && options_.max_length_ratio == 0) return true;
-    const Lengths n = lengths_of(line, row, text_);
+    const Lengths n = lengths_of(row, text_);
     if (n.shorter() < options_.min_length) return drop(report_.too_short);
     if (options_.max_length > 0 && n.prompt + n.longer() > options_.max_length) return drop(report_.too_long);
     const auto longer = static_cast<double>(n.longer()), shorter = static_cast<double>(n.shorter());
@@ -184,7 +188,7 @@ PairFilterReport filter_pairs(const std::string& path, const std::string& out, c
   const fs::path folder(out);
   check_options(path, folder, options);
   Filter filter(path, options, text);
-  for_each_line(path, [&](std::string_view line, int64_t number) {
+  for_each_row(path, [&](std::string_view line, int64_t number) {
     filter.read(line, number);
     return true;
   });
@@ -195,10 +199,11 @@ PairFilterReport filter_pairs(const std::string& path, const std::string& out, c
   AtomicFile train((folder / "train.jsonl").string());
   std::optional<AtomicFile> valid;
   if (options.held_out > 0) valid.emplace((folder / "valid.jsonl").string());
-  for_each_line(path, [&](std::string_view line, int64_t number) {
+  for_each_row(path, [&](std::string_view line, int64_t number) {
     if (const std::optional<bool> held_out = filter.is_held_out(number)) {
       AtomicFile& file = *held_out ? *valid : train;
-      file.write(line);
+      // The elements of a list may stand in several lines.
+      file.write(line.find('\n') == std::string_view::npos ? std::string(line) : parse_object(line).dump());
       file.write("\n");
     }
     return true;

@@ -3,7 +3,7 @@
 //   PairFilterReport report = filter_pairs("all.jsonl", "data", {.min_score_gap = 1, .max_length_ratio = 3, .held_out = 0.1}, nullptr);
 //   fmt::print("{}", report.summary());          data/train.jsonl, data/valid.jsonl, data/pairs_report.json
 //
-// Rows are those of data/preference.h; kept ones are copied byte for byte, in order. A row is dropped for the first reason that holds, in the
+// Rows are those of data/preference_row.h; kept ones are copied byte for byte, in order (those of other files than JSON lines as lines of JSON). A row is dropped for the first reason that holds, in the
 // order of PairFilterReport. Lengths are in tokens as training renders them when a model's text is given, else in characters (code points).
 //
 // The split is by prompt: rows whose prompts are the same text, whether given as a string or as messages, fall on one side. Which prompts are held out

@@ -4,77 +4,11 @@
 
 #include <algorithm>
 
-#include "data/row_keys.h"
 #include "data/row_reader.h"
 
 namespace sluice {
 
 namespace {
-
-constexpr const char* needed = "{\"prompt\", \"chosen\", \"rejected\"}, each a string or a list of messages";
-
-Json parse_pair(std::string_view line) {
-  Json row = parse_object(line, needed);
-  for (const char* key : {"chosen", "rejected"}) {
-    if (!row.contains(key))
-      refuse_row(fmt::format("there is no \"{}\", needed {}; objective sft reads other rows", key, needed));
-    const Json& answer = row[key];
-    const bool empty = answer.is_string() ? answer.get_ref<const std::string&>().empty() : answer.empty();
-    if ((!answer.is_string() && !answer.is_array()) || empty)
-      refuse_row(fmt::format("{} is empty or no text, needed a string or a list of messages", key));
-  }
-  if (row["chosen"].type() != row["rejected"].type())
-    refuse_row("chosen and rejected are of different kinds, needed two strings or two lists of messages");
-  return row;
-}
-
-bool begins_with_answer(const Json& messages) {
-  return messages[0].is_object() && messages[0].value("role", Json()) == "assistant";
-}
-
-Json part_of(const Json& list, size_t begin, size_t end) {
-  Json part = Json::array();
-  for (size_t i = begin; i < end; ++i) part.push_back(list[i]);
-  return part;
-}
-
-// A prompt beside whole conversations repeats what they begin with.
-void check_prompt(const Json& row, const Json& common) {
-  if (!row.contains("prompt") || is_empty_value(row["prompt"])) return;
-  const Json& prompt = row["prompt"];
-  const bool said = std::any_of(common.begin(), common.end(), [&](const Json& message) {
-    return message.is_object() && message.value("content", Json()) == prompt;
-  });
-  const bool begins =
-      prompt.is_array() && prompt.size() <= common.size() && part_of(common, 0, prompt.size()) == prompt;
-  if (!said && !begins)
-    refuse_row(
-        "prompt is not what the conversations of chosen and rejected begin with; drop the key, or give only the "
-        "answers as chosen and rejected");
-}
-
-PreferenceRow split(const Json& row) {
-  const Json &chosen = row["chosen"], &rejected = row["rejected"];
-  if (chosen.is_array() && !(begins_with_answer(chosen) && begins_with_answer(rejected))) {
-    size_t common = 0;
-    while (common < std::min(chosen.size(), rejected.size()) && chosen[common] == rejected[common]) ++common;
-    // Equal conversations are told by their tokens, like all pairs whose answers are equal.
-    if (common > 1 && chosen == rejected) --common;
-    if (common == chosen.size() || common == rejected.size())
-      refuse_row("chosen and rejected do not differ in an answer; drop the row");
-    if (common == 0)
-      refuse_row(
-          "chosen and rejected share no message that could be the prompt; needed conversations that begin alike");
-    const Json prompt = part_of(chosen, 0, common);
-    check_prompt(row, prompt);
-    return {.row = row,
-            .prompt = prompt,
-            .chosen = part_of(chosen, common, chosen.size()),
-            .rejected = part_of(rejected, common, rejected.size())};
-  }
-  if (!row.contains("prompt")) refuse_row(fmt::format("there is no \"prompt\", needed {}", needed));
-  return {.row = row, .prompt = row["prompt"], .chosen = chosen, .rejected = rejected};
-}
 
 int64_t shared_tokens(const Sample& a, const Sample& b) {
   const int64_t limit = std::min(prompt_length(a), prompt_length(b));
@@ -89,23 +23,13 @@ PairSample pair_of(std::vector<Sample> samples) {
   return pair;
 }
 
-std::pair<DataRow, DataRow> conversations(const PreferenceRow& row) {
-  const auto conversation = [&](const Json& answer, const char* name) {
-    DataRow data = answer_row({.row = row.row, .prompt = row.prompt, .answer = answer, .answer_name = name},
-                              {"prompt", "chosen", "rejected"});
-    refuse_graded_weights(data);
-    return data;
-  };
-  return {conversation(row.chosen, "chosen"), conversation(row.rejected, "rejected")};
-}
-
 class Reader {
  public:
   Reader(const std::string& path, const ModelText& text, const DatasetOptions& options)
       : rows_(path, text, answers_alone(options), data_.report) {}
 
   PreferenceData read() {
-    rows_.for_each_row([&](std::string_view text, int64_t number) { line(text, number); });
+    rows_.for_each_row([&](const Json& object, int64_t number) { take(object, number); });
     rows_.finish(data_.pairs.size());
     for (const PairSample& pair : data_.pairs) {
       data_.report.tokens += pair.num_tokens();
@@ -115,9 +39,16 @@ class Reader {
   }
 
  private:
-  void line(std::string_view line, int64_t number) {
-    auto [chosen, rejected] = conversations(parse_preference(line));
-    std::optional<std::vector<Sample>> samples = rows_.samples({&chosen, &rejected}, "preference", number);
+  void take(const Json& object, int64_t number) {
+    const std::optional<PreferenceRow> row = parse_preference(object);
+    if (!row) {
+      ++data_.report.rows_read;
+      ++data_.report.rows_tied;
+      return;
+    }
+    rows_.check_kind(row->kind);
+    DataRow chosen = row->with_chosen(), rejected = row->with_rejected();
+    std::optional<std::vector<Sample>> samples = rows_.samples({&chosen, &rejected}, row->kind, number);
     if (!samples) return;
     PairSample pair = pair_of(std::move(*samples));
     pair.row = number;
@@ -197,12 +128,15 @@ class Packer {
 
 }  // namespace
 
-PreferenceRow parse_preference(std::string_view line) { return split(parse_pair(line)); }
+PairSample make_pair_sample(const PreferenceRow& row, const ModelText& text) {
+  return pair_of({tokenise(row.with_chosen(), text, TrainOn::all_answers).sample,
+                  tokenise(row.with_rejected(), text, TrainOn::all_answers).sample});
+}
 
 PairSample make_pair_sample(std::string_view line, const ModelText& text) {
-  const auto [chosen, rejected] = conversations(parse_preference(line));
-  return pair_of(
-      {tokenise(chosen, text, TrainOn::all_answers).sample, tokenise(rejected, text, TrainOn::all_answers).sample});
+  const std::optional<PreferenceRow> row = parse_preference(parse_object(line));
+  if (!row) refuse_row("no two of its completions have different ratings");
+  return make_pair_sample(*row, text);
 }
 
 PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options) {

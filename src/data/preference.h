@@ -4,8 +4,7 @@
 //   PreferenceBatch batch = pack_pairs({&data.pairs[3], &data.pairs[8]}, {.prompt_targets = true});
 //   batch.labels[m] says to which pair and part batch.tokens.targets[m] belongs
 //
-// Rows: {"prompt", "chosen", "rejected"}, each a string or a list of messages; or chosen and rejected as whole conversations, whose common
-// messages are the prompt (a "prompt" beside them repeats their beginning and is not read).
+// Rows: data/preference_row.h.
 //
 // Each answer is rendered, tokenised in one pass and masked together with the prompt, exactly as the same row of prompt and completion would
 // be (data/dataset.h); so where a merge crosses the seam the token belongs to the prompt, for chosen and rejected alike. The shared prompt is
@@ -17,17 +16,17 @@
 #include <string_view>
 #include <vector>
 
-#include "core/json.h"
 #include "data/batch.h"
 #include "data/dataset.h"
 #include "data/pair_target.h"
+#include "data/preference_row.h"
 
 namespace sluice {
 
 struct PairSample {
   Sample chosen, rejected;  // the prompt with each answer
   int64_t shared = 0;       // tokens at the beginning that both have; 0: the branches share no prompt
-  int64_t row = 0;          // line of the file, from 1
+  int64_t row = 0;          // as Sample::row
 
   int64_t num_tokens() const { return static_cast<int64_t>(chosen.ids.size() + rejected.ids.size()) - shared; }
 };
@@ -43,14 +42,9 @@ struct PreferenceData {
 // Throws as read_dataset.
 PreferenceData read_preferences(const std::string& path, const ModelText& text, const DatasetOptions& options);
 
-// The parts of such a row, each a string or a list of messages. Throws Error(bad_file) without file and row.
-struct PreferenceRow {
-  Json row, prompt, chosen, rejected;  // row: all of it
-};
-PreferenceRow parse_preference(std::string_view line);
-
 // One line of such a file, not yet cut. Throws Error(bad_file) without file and row.
 PairSample make_pair_sample(std::string_view line, const ModelText& text);
+PairSample make_pair_sample(const PreferenceRow& row, const ModelText& text);
 
 struct PreferenceBatch {
   Batch tokens;  // rows ascend, and repeat where the last token of a prompt predicts the first of both answers

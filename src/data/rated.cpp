@@ -2,51 +2,42 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 
+#include "data/rated_row.h"
 #include "data/row_reader.h"
 
 namespace sluice {
 
 namespace {
 
-constexpr const char* needed = "{\"prompt\", \"completion\", \"label\"}, label true or false";
-
-struct Line {
-  DataRow data;
-  bool desirable = true;
-};
-
-Line parse_line(std::string_view text) {
-  const Json row = parse_object(text, needed);
-  for (const char* key : {"prompt", "completion", "label"}) {
-    if (!row.contains(key)) refuse_row(fmt::format("there is no \"{}\", needed {}", key, needed));
-  }
-  if (!row["label"].is_boolean())
-    refuse_row(fmt::format("label is {}, needed true or false", row["label"].dump(-1, ' ', false).substr(0, 40)));
-  Line line{.data = answer_row({.row = row, .prompt = row["prompt"], .answer = row["completion"]},
-                               {"prompt", "completion", "label"}),
-            .desirable = row["label"].get<bool>()};
-  refuse_graded_weights(line.data);
-  return line;
-}
-
 // The prompt of `line`, as it was kept, with another answer.
-DataRow with_answer(const Line& line, const Line& other) {
+DataRow with_answer(const RatedRow& line, const RatedRow& other) {
   DataRow data = line.data;
+  if (!data.pieces.empty()) {
+    const Json& last = other.data.messages.empty() ? Json() : other.data.messages.back().value("content", Json());
+    data.pieces.back().text = last.is_string()            ? last.get<std::string>()
+                              : other.data.pieces.empty() ? ""
+                                                          : other.data.pieces.back().text;
+    return data;
+  }
   data.messages.erase(data.messages.begin() + static_cast<std::ptrdiff_t>(data.first_target), data.messages.end());
   data.weights.resize(data.first_target);
-  for (size_t i = other.data.first_target; i < other.data.messages.size(); ++i) {
-    data.messages.push_back(other.data.messages[i]);
+  const auto append = [&](const Json& message) {
+    data.messages.push_back(message);
     data.weights.push_back(1);
-  }
+  };
+  if (!other.data.pieces.empty()) append({{"role", "assistant"}, {"content", other.data.pieces.back().text}});
+  for (size_t i = other.data.first_target; i < other.data.messages.size(); ++i) append(other.data.messages[i]);
   data.plain = data.plain && other.data.plain;
   return data;
 }
 
 // What is called good and bad at once teaches nothing.
-void drop_contradictions(RatedData& data, std::vector<Line>& kept) {
+void drop_contradictions(RatedData& data, std::vector<RatedRow>& kept) {
   std::map<std::vector<int32_t>, std::array<bool, 2>> labels;
   for (const RatedSample& row : data.rows) labels[row.own.ids][row.desirable ? 1 : 0] = true;
   size_t to = 0;
@@ -67,16 +58,30 @@ RatedData read_rated(const std::string& path, const ModelText& text, const Datas
   RatedData data;
   DataReport& report = data.report;
   RowReader rows(path, text, answers_alone(options), report);
-  std::vector<Line> kept;
-  rows.for_each_row([&](std::string_view text_line, int64_t number) {
-    Line line = parse_line(text_line);
-    auto samples = rows.samples(
-        {&line.data}, line.desirable ? "unpaired preference, label true" : "unpaired preference, label false", number);
+  std::vector<RatedRow> kept, later;
+  std::vector<RatedSample> later_samples;
+  // The answer of the next row, which `mismatched` takes, has to be to another prompt: so those of one pair do not stand together.
+  const auto take = [&](RatedRow& row, int64_t number, bool behind) {
+    const std::string kind = row.kind + (row.desirable ? ", label true" : ", label false");
+    auto samples = rows.samples({&row.data}, kind, number);
     if (!samples) return;
-    data.rows.push_back(
-        {.own = std::move(samples->front()), .mismatched = {}, .desirable = line.desirable, .row = number});
-    kept.push_back(std::move(line));
+    (behind ? later_samples : data.rows)
+        .push_back({.own = std::move(samples->front()), .mismatched = {}, .desirable = row.desirable, .row = number});
+    (behind ? later : kept).push_back(std::move(row));
+  };
+  rows.for_each_row([&](const Json& object, int64_t number) {
+    std::vector<RatedRow> answers = parse_rated(object);
+    if (answers.empty()) {
+      ++report.rows_read;
+      ++report.rows_tied;
+    }
+    for (size_t i = 0; i < answers.size(); ++i) {
+      rows.check_kind(answers[i].kind);
+      take(answers[i], number, i > 0);
+    }
   });
+  std::move(later.begin(), later.end(), std::back_inserter(kept));
+  std::move(later_samples.begin(), later_samples.end(), std::back_inserter(data.rows));
   drop_contradictions(data, kept);
   rows.finish(data.rows.size());
   for (size_t i = 0; i < kept.size(); ++i) {

@@ -3,7 +3,7 @@
 //   RatedData data = read_rated("data/train.jsonl", model_text, {.max_seq_length = 2048});
 //   PreferenceBatch batch = pack_rated({&data.rows[3], &data.rows[8]}, RatedAnswer::own);
 //
-// Rows: {"prompt", "completion", "label"}; prompt and completion as in data/dataset.h, label true for a desirable answer.
+// Rows: data/rated_row.h.
 //
 // `mismatched` is the same prompt with the answer of the next row of the file (of the first, at the end): what KTO measures its KL term on
 // (Ethayarajh et al. 2024, section 4.1). It is cut at max_seq_length, since it is only measured.
@@ -19,11 +19,11 @@ namespace sluice {
 struct RatedSample {
   Sample own, mismatched;
   bool desirable = true;
-  int64_t row = 0;  // line of the file, from 1
+  int64_t row = 0;  // as Sample::row
 };
 
 struct RatedData {
-  std::vector<RatedSample> rows;  // in the order of the file
+  std::vector<RatedSample> rows;  // in the order of the file; behind them the rejected answers of pairs
   DataReport report;
 };
 

@@ -71,7 +71,7 @@ TEST_CASE("rated: long rows are dropped or cut and counted, and only measured an
 TEST_CASE("rated: what is wrong with a row is said with file and row") {
   CHECK(contains(message_of(row("q", "a", 1)), "row 1: label is 1, needed true or false"));
   CHECK(contains(message_of("{\"prompt\": \"q\", \"completion\": \"a\"}\n"), "there is no \"label\""));
-  CHECK(contains(message_of("[]\n"), "found [], needed one object"));
+  CHECK(contains(message_of("[1]\n"), "found [1], needed one object"));
   CHECK(contains(message_of("{\n"), "no JSON"));
   CHECK(contains(message_of("{\"prompt\": 1e999}\n"), "no JSON: number overflow"));
   CHECK(contains(message_of(""), "there is no row in it"));

@@ -4,44 +4,26 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "data/row_keys.h"
+#include "data/row_shapes.h"
 #include "io/json_file.h"
 
 namespace sluice {
 
 namespace {
 
-constexpr const char* supported = "{\"messages\": [{\"role\", \"content\"}, …]} or {\"prompt\", \"completion\"}";
+constexpr const char* supported =
+    "messages, prompt and completion, conversations, instruction and output, segments or text";
 
-// Keys of a format, in the order in which they are looked for (several formats share keys).
-struct Format {
-  const char* kind;
-  std::vector<const char*> keys;
-  bool trainable;
-};
-
-const std::vector<Format>& formats() {
-  static const std::vector<Format> list = {{"preference", {"chosen", "rejected"}, false},
-                                           {"unpaired preference", {"completion", "label"}, false},
-                                           {"prompt-completion", {"prompt", "completion"}, true},
-                                           {"messages", {"messages"}, true},
-                                           {"ShareGPT", {"conversations"}, false},
-                                           {"Alpaca", {"instruction", "output"}, false},
-                                           {"segments", {"segments"}, false},
-                                           {"text", {"text"}, false}};
-  return list;
+bool all_of(const Json& row, std::initializer_list<const char*> keys) {
+  return std::all_of(keys.begin(), keys.end(), [&](const char* key) { return row.contains(key); });
 }
 
-const Format& detect(const Json& row) {
-  for (const Format& format : formats()) {
-    if (std::all_of(format.keys.begin(), format.keys.end(), [&](const char* key) { return row.contains(key); }))
-      return format;
-  }
-  std::string keys;
-  for (const auto& [key, value] : row.items()) keys += (keys.empty() ? "\"" : ", \"") + key + "\"";
-  refuse_row(fmt::format("found the keys {}, needed {}", keys.empty() ? "(none)" : keys, supported));
+bool is_list_of_objects(const Json& row, const char* key) {
+  return row.contains(key) && row[key].is_array() && !row[key].empty() && row[key][0].is_object();
 }
 
 std::string message_text(const Json& message, const char* key, const std::string& where) {
@@ -75,9 +57,9 @@ const std::vector<std::string_view>& message_keys() {
   return keys;
 }
 
-void append_messages(const Json& list, const std::string& key, DataRow& row) {
-  if (!list.is_array() || list.empty())
-    refuse_row(fmt::format("{} is {}, needed a list of messages", key, shortened(list)));
+void append_messages(const Json& value, const std::string& key, DataRow& row) {
+  const Json list = messages_of(value, key);
+  if (list.empty()) refuse_row(fmt::format("{} is {}, needed a list of messages", key, shortened(list)));
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string where = fmt::format("{}[{}]", key, i);
     const Json& message = list[i];
@@ -97,13 +79,13 @@ void append_messages(const Json& list, const std::string& key, DataRow& row) {
 }
 
 // What a row says besides its messages.
-void take_rest(const Json& object, std::initializer_list<std::string_view> read, DataRow& row) {
+void take_rest(const Json& object, const std::vector<std::string_view>& read, DataRow& row) {
   std::vector<std::string> spoken;
   for (const Json& message : row.messages) {
     if (message.contains("content") && message["content"].is_string())
       spoken.push_back(message["content"].get<std::string>());
   }
-  std::vector<std::string_view> known(read);
+  std::vector<std::string_view> known = read;
   known.insert(known.end(), {"tools", "documents", "chat_template_kwargs", "chat_template_args"});
   const std::vector<std::string> unread = unread_keys(object, "", known, spoken);
   row.unread.insert(row.unread.end(), unread.begin(), unread.end());
@@ -113,7 +95,7 @@ void take_rest(const Json& object, std::initializer_list<std::string_view> read,
     if (!object[key].is_array()) refuse_row(fmt::format("{} is {}, needed a list", key, shortened(object[key])));
     return object[key];
   };
-  row.tools = list("tools");
+  row.tools = tools_of(object, /*wrap=*/row.kind == "ShareGPT");
   row.documents = list("documents");
   for (const char* key : {"chat_template_kwargs", "chat_template_args"}) {  // transformers' and mlx-lm's name
     if (!object.contains(key) || is_empty_value(object[key])) continue;
@@ -130,23 +112,23 @@ void take_rest(const Json& object, std::initializer_list<std::string_view> read,
 
 void refuse_row(const std::string& message) { throw Error(ErrorCode::bad_file, message); }
 
-Json parse_object(std::string_view line, const char* needed) {
+Json parse_object(std::string_view text) {
   Json row;
   try {
-    row = parse_json_line(line);
+    row = parse_json_line(text);
   } catch (const Json::exception& e) {
     std::string what = e.what();  // "[json.exception.parse_error.101] parse error at line 1, column 9: …"
     const auto* syntax = dynamic_cast<const Json::parse_error*>(&e);  // the other: a number too large for a double
     const size_t colon = what.find(syntax != nullptr ? ": " : "] ");
-    refuse_row(fmt::format("{}no JSON: {}; needed one object a line: {}",
+    refuse_row(fmt::format("{}no JSON: {}; needed one object a row",
                            syntax != nullptr ? fmt::format("column {}: ", syntax->byte) : "",
-                           colon == std::string::npos ? what : what.substr(colon + 2), needed));
+                           colon == std::string::npos ? what : what.substr(colon + 2)));
   }
-  if (!row.is_object()) refuse_row(fmt::format("found {}, needed one object a line: {}", shortened(row), needed));
+  if (!row.is_object()) refuse_row(fmt::format("found {}, needed one object a row", shortened(row)));
   return row;
 }
 
-DataRow answer_row(const AnswerParts& parts, std::initializer_list<std::string_view> read) {
+DataRow answer_row(const AnswerParts& parts, const std::vector<std::string_view>& read) {
   DataRow row{.kind = "prompt-completion"};
   const auto append = [&](const Json& part, const std::string& name, const char* role) {
     if (!part.is_string()) return append_messages(part, name, row);
@@ -161,6 +143,13 @@ DataRow answer_row(const AnswerParts& parts, std::initializer_list<std::string_v
   return row;
 }
 
+DataRow ready_row(const AnswerParts& parts, const std::vector<std::string_view>& read) {
+  DataRow row{.kind = "prompt-completion"};
+  row.pieces = {{parts.prompt.get<std::string>(), false}, {parts.answer.get<std::string>(), true}};
+  take_rest(parts.row, read, row);
+  return row;
+}
+
 void refuse_graded_weights(const DataRow& row) {
   for (double weight : row.weights) {
     if (weight == 0 || weight == 1) continue;
@@ -169,22 +158,112 @@ void refuse_graded_weights(const DataRow& row) {
   }
 }
 
-DataRow parse_row(std::string_view line) {
-  const Json row = parse_object(line, supported);
-  const Format& format = detect(row);
-  if (std::string_view(format.kind).ends_with("preference")) {
-    refuse_row(fmt::format("this is {} data, which objective {} reads; objective sft needs {}", format.kind,
-                           format.kind == std::string_view("preference") ? "dpo, orpo, simpo, slic or cpo" : "kto",
-                           supported));
+namespace {
+
+DataRow conversation_row(const Json& row, const char* key, const char* kind) {
+  DataRow parsed{.kind = kind};
+  const Json list = messages_of(row[key], key);
+  std::vector<std::string_view> read = {key};
+  if (std::string_view(kind) == "ShareGPT") {
+    if (const auto system = system_message(row, list)) append_messages(Json::array({*system}), "system", parsed);
+    read.emplace_back("system");
   }
-  if (!format.trainable)
-    refuse_row(fmt::format("this is {} data, which is not supported yet; needed {}", format.kind, supported));
-  if (format.kind == std::string_view("prompt-completion"))
-    return answer_row({.row = row, .prompt = row["prompt"], .answer = row["completion"]}, {"prompt", "completion"});
-  DataRow parsed{.kind = format.kind};
-  append_messages(row["messages"], "messages", parsed);
-  take_rest(row, {"messages"}, parsed);
+  append_messages(list, key, parsed);
+  take_rest(row, read, parsed);
   return parsed;
+}
+
+// The answers of history are learned, as in LLaMA-Factory.
+DataRow alpaca_row(const Json& row) {
+  const Asked asked = alpaca_prompt(row);
+  if (!row["output"].is_string()) refuse_row(fmt::format("output is {}, needed a string", shortened(row["output"])));
+  std::vector<std::string_view> read = asked.read;
+  read.emplace_back("output");
+  DataRow parsed = answer_row({.row = row,
+                               .prompt = asked.prompt,
+                               .answer = row["output"],
+                               .prompt_name = "instruction",
+                               .answer_name = "output"},
+                              read);
+  parsed.kind = "Alpaca";
+  parsed.first_target = 0;
+  return parsed;
+}
+
+DataRow text_row(const Json& row) {
+  if (!row["text"].is_string() || row["text"].get_ref<const std::string&>().empty())
+    refuse_row(fmt::format("text is {}, needed a string that is not empty", shortened(row["text"])));
+  DataRow parsed{.kind = "text"};
+  parsed.pieces = {{row["text"].get<std::string>(), true}};
+  take_rest(row, {"text"}, parsed);
+  return parsed;
+}
+
+DataRow segments_row(const Json& row) {
+  DataRow parsed{.kind = "segments"};
+  parsed.as_it_stands = true;
+  const Json& list = row["segments"];
+  constexpr const char* needed = "{\"label\": true or false, \"text\"}";
+  if (!list.is_array() || list.empty())
+    refuse_row(fmt::format("segments is {}, needed a list of {}", shortened(list), needed));
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Json& segment = list[i];
+    const std::string where = fmt::format("segments[{}]", i);
+    if (!segment.is_object() || !segment.contains("label") || !segment["label"].is_boolean() ||
+        !segment.contains("text") || !segment["text"].is_string())
+      refuse_row(fmt::format("{} is {}, needed {}", where, shortened(segment), needed));
+    for (const std::string& key : unread_keys(segment, where, {"label", "text"}))
+      parsed.unread.push_back("segments[]." + key);
+    parsed.pieces.push_back({segment["text"].get<std::string>(), segment["label"].get<bool>()});
+  }
+  take_rest(row, {"segments"}, parsed);
+  return parsed;
+}
+
+[[noreturn]] void refuse_kind(const char* kind, const char* objectives) {
+  refuse_row(
+      fmt::format("this is {} data, which objective {} reads; objective sft needs {}", kind, objectives, supported));
+}
+
+}  // namespace
+
+RowKind kind_of_row(const Json& row) {
+  if (all_of(row, {"chosen", "rejected"}) || all_of(row, {"chosen_response", "rejected_response"}))
+    return RowKind::preference;
+  if (is_list_of_objects(row, "completions")) return RowKind::ultrafeedback;
+  if (all_of(row, {"completions", "labels"})) return RowKind::stepwise;
+  if (row.contains("kto_tag") || (all_of(row, {"completion", "label"}) && row["label"].is_boolean()))
+    return RowKind::unpaired;
+  if (all_of(row, {"prompt", "completion"})) return RowKind::prompt_completion;
+  if (row.contains("messages")) return RowKind::messages;
+  if (row.contains("conversations")) return RowKind::sharegpt;
+  if (all_of(row, {"instruction", "output"})) return RowKind::alpaca;
+  if (row.contains("segments")) return RowKind::segments;
+  if (row.contains("text")) return RowKind::text;
+  if (row.contains("prompt")) return RowKind::prompt_only;
+  std::string keys;
+  for (const auto& item : row.items()) keys += (keys.empty() ? "\"" : ", \"") + item.key() + "\"";
+  refuse_row(fmt::format("found the keys {}, needed {}", keys.empty() ? "(none)" : keys, supported));
+}
+
+DataRow parse_row(const Json& row) {
+  switch (kind_of_row(row)) {
+    case RowKind::preference: refuse_kind("preference", "dpo, orpo, simpo, slic or cpo");
+    case RowKind::ultrafeedback: refuse_kind("UltraFeedback", "dpo, orpo, simpo, slic or cpo");
+    case RowKind::unpaired: refuse_kind("unpaired preference", "kto");
+    case RowKind::stepwise:
+      refuse_row(
+          fmt::format("this is stepwise data (completions, labels), which no objective reads; needed {}", supported));
+    case RowKind::prompt_only:
+      refuse_row(fmt::format("there is a prompt and no answer to learn; needed {}", supported));
+    case RowKind::messages: return conversation_row(row, "messages", "messages");
+    case RowKind::sharegpt: return conversation_row(row, "conversations", "ShareGPT");
+    case RowKind::alpaca: return alpaca_row(row);
+    case RowKind::segments: return segments_row(row);
+    case RowKind::text: return text_row(row);
+    case RowKind::prompt_completion: break;
+  }
+  return answer_row({.row = row, .prompt = row["prompt"], .answer = row["completion"]}, {"prompt", "completion"});
 }
 
 }  // namespace sluice

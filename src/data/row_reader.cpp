@@ -11,6 +11,8 @@
 
 namespace sluice {
 
+bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r") == std::string_view::npos; }
+
 int64_t prompt_length(const Sample& sample) {
   return std::find(sample.supervised.begin(), sample.supervised.end(), 1) - sample.supervised.begin();
 }
@@ -35,6 +37,19 @@ RowReader::RowReader(const std::string& path, const ModelText& text, const Datas
   report.max_seq_length = options.max_seq_length;
   report.truncate = options.truncate;
   report.train_on = options.train_on;
+}
+
+Json RowReader::object_of(std::string_view text) const {
+  Json row = parse_object(text);
+  options_.columns.apply(row);
+  return row;
+}
+
+void RowReader::check_kind(const std::string& kind) {
+  if (kind_.empty()) kind_ = kind;
+  if (options_.allow_mixed || kind == kind_) return;
+  refuse_row(fmt::format(
+      "this is a row of kind {}, the rows before it are {}; keep one kind to a file, or set allow_mixed", kind, kind_));
 }
 
 std::vector<Sample> RowReader::tokenise_all(const std::vector<DataRow*>& rows, bool count) {
@@ -69,6 +84,10 @@ bool RowReader::is_of_this_part(const DataRow& row) const {
     if (i >= row.first_target && row.messages[i]["role"] == "assistant") break;
     key += row.messages[i]["role"].dump() + row.messages[i].value("content", Json()).dump() + "\n";
   }
+  // Of text that is ready what is given before the first stretch that is learned; all of it where that is nothing.
+  const auto learned = std::find_if(row.pieces.begin(), row.pieces.end(), [](const TextPiece& p) { return p.learned; });
+  const auto given = learned == row.pieces.begin() ? row.pieces.end() : learned;
+  for (auto piece = row.pieces.begin(); piece != given; ++piece) key += piece->text;
   const std::string digest = sha256(std::as_bytes(std::span(key)));
   uint64_t number = 0;  // 52 bits: exact as a double
   std::from_chars(digest.data(), digest.data() + 13, number, 16);
@@ -131,7 +150,7 @@ void RowReader::finish(size_t rows_kept) {
   report_.prompts = Quantiles::of(prompts_);
   report_.rows_kept = static_cast<int64_t>(rows_kept);
   check(report_.rows_read + report_.rows_elsewhere > 0, ErrorCode::bad_file,
-        report_.path + ": there is no row in it; needed one JSON object a line");
+        report_.path + ": there is no row in it; needed one JSON object a row");
   check(report_.rows_read > 0, ErrorCode::bad_config,
         fmt::format("{}: valid_fraction {} puts all of {} rows on one side, which goes by their prompts; give another "
                     "fraction or seed, or a file valid.jsonl",
@@ -152,6 +171,8 @@ void RowReader::nothing_left() const {
   if (report.pairs_equal > 0) message += fmt::format(" {} have two equal answers,", report.pairs_equal);
   if (report.rows_contradicted > 0)
     message += fmt::format(" {} have the same answer with both labels,", report.rows_contradicted);
+  if (report.rows_tied > 0)
+    message += fmt::format(" {} have no two completions with different ratings,", report.rows_tied);
   message += fmt::format(" the median row has {} tokens, {} of them before the first answer;", report.lengths.median,
                          report.prompts.median);
   message += report.lengths.largest > report.max_seq_length

@@ -1,8 +1,8 @@
 // What the readers of this folder share: from a row to its sequences, with the policy for lengths, the split of a file and the report.
 //
 //   RowReader rows(path, text, options, report);
-//   rows.for_each_row([&](std::string_view line, int64_t number) {
-//     DataRow row = parse_row(line);
+//   rows.for_each_row([&](const Json& object, int64_t number) {
+//     DataRow row = parse_row(object);
 //     if (auto samples = rows.samples({&row}, row.kind, number)) use(std::move(samples->front()));
 //   });
 //   rows.finish(kept);
@@ -14,10 +14,13 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/jsonl.h"
+#include "data/row_source.h"
 #include "data/row_text.h"
 
 namespace sluice {
+
+// Of white space alone.
+bool is_blank(std::string_view text);
 
 // Tokens before the first supervised one.
 int64_t prompt_length(const Sample& sample);
@@ -32,15 +35,18 @@ class RowReader {
   // Throws Error(bad_config) when max_seq_length is too small to train on.
   RowReader(const std::string& path, const ModelText& text, const DatasetOptions& options, DataReport& report);
 
-  // use(line, number) for every line that is not blank.
+  // use(object, number) for every row that is not blank, its keys as options.columns says.
   template <class Use>
   void for_each_row(const Use& use) {
-    for_each_line(report_.path, [&](std::string_view line, int64_t number) {
-      if (line.find_first_not_of(" \t\r") == std::string_view::npos) ++report_.blank_lines;
-      else use(line, number);
+    sluice::for_each_row(report_.path, [&](std::string_view text, int64_t number) {
+      if (is_blank(text)) ++report_.blank_lines;
+      else use(object_of(text), number);
       return true;
     });
   }
+
+  // Throws Error(bad_file) for a row of another kind than the first, unless options.allow_mixed.
+  void check_kind(const std::string& kind);
 
   // The sequences of one row, which share their prompt: tokenised, counted, and cut or with a shorter prompt where the options say so (then the
   // rows have it too). Nothing for a row that is left out, or belongs to the other part of the file.
@@ -55,11 +61,13 @@ class RowReader {
   int64_t excess(const std::vector<Sample>& samples) const;
   bool shorten(const std::vector<DataRow*>& rows, std::vector<Sample>& samples);
   bool is_of_this_part(const DataRow& row) const;
+  Json object_of(std::string_view text) const;
   [[noreturn]] void nothing_left() const;
 
   const ModelText& text_;
   const DatasetOptions options_;
   DataReport& report_;
+  std::string kind_;  // of the first row
   std::vector<int64_t> lengths_, prompts_;
 };
 

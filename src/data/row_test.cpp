@@ -327,9 +327,9 @@ TEST_CASE("rows: preference and rated rows follow the same rules, and know no we
   };
   Json pairs = pair("q", "a", "b"), rated = {{"prompt", "q"}, {"completion", "a"}, {"label", true}};
   for (Json row : {pairs, rated}) {
-    row["system"] = "Be brief.";
-    CHECK(contains(message_of(row), "row 1: system is "));
-    row["system"] = "";
+    row["context"] = "Be brief.";
+    CHECK(contains(message_of(row), "row 1: context is "));
+    row["context"] = "";
     row["score_chosen"] = 3;
     CHECK(message_of(row).empty());
     row["weight"] = 0.5;
@@ -467,11 +467,10 @@ TEST_CASE("rows: a file of another kind is called by it, and a missing one says 
     }
     return std::string();
   };
-  const File parquet("PAR1\x15\x04"), list("[{\"prompt\": \"q\", \"completion\": \"a\"}]"),
-      table("prompt,completion\nq,a\n");
-  CHECK(contains(said(parquet.path), "is a Parquet file, needed JSON lines; turn it into JSON lines"));
-  CHECK(contains(said(list.path), "is one JSON list, needed JSON lines; needed one object a line: jq -c '.[]'"));
-  CHECK(contains(said(table.path), "is a table with commas (CSV), needed JSON lines"));
+  const File parquet("PAR1\x15\x04"), zip("PK\x03\x04\x14");
+  CHECK(contains(said(parquet.path),
+                 "is a Parquet file, needed JSON lines, a JSON list or CSV; turn it into JSON lines"));
+  CHECK(contains(said(zip.path), "is a ZIP archive, needed JSON lines, a JSON list or CSV; unpack it"));
 }
 
 TEST_CASE("rows: a file is split by prompt and seed, whatever the order of its rows, and nothing is in both parts") {

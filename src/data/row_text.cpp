@@ -45,6 +45,22 @@ Rendered render_plain(const DataRow& row, const ModelText& text, double weight) 
   return result;
 }
 
+// Pieces that are not learned have no range, as a prompt has none: a token that reaches into an answer is learned.
+Rendered render_pieces(const DataRow& row, const ModelText& text) {
+  Rendered result;
+  for (const TextPiece& piece : row.pieces) {
+    const auto begin = static_cast<int64_t>(result.text.size());
+    result.text += piece.text;
+    if (piece.learned) result.learned.push_back({{begin, static_cast<int64_t>(result.text.size())}, row.weight});
+  }
+  const std::optional<int32_t> eos = text.tokenizer.eos_id();
+  const std::string_view end = eos && !row.as_it_stands ? text.tokenizer.token_text(*eos) : std::string_view();
+  if (result.text.ends_with(end)) return result;
+  result.text += end;
+  result.learned.back().bytes.end = static_cast<int64_t>(result.text.size());
+  return result;
+}
+
 // Texts of a content, which is a text or a list of parts.
 std::vector<std::string> texts_of(const Json& message) {
   const Json content = message.value("content", Json());
@@ -186,8 +202,13 @@ TokenisedRow tokenise(const DataRow& row, const ModelText& text, TrainOn train_o
         "a message that is not the assistant's says that it is not learned, and mask_prompt: false trains on every "
         "token; set mask_prompt: true");
   }
-  Rendered rendered = render(row, text, train_on);
-  Encoding encoding = text.tokenizer.encode(rendered.text, {.add_special = true});
+  if (train_on == TrainOn::last_answer && !row.pieces.empty()) {
+    refuse_row(fmt::format(
+        "train_on: last is for answers, and a {} row has none; leave it out, or give messages or prompt and completion",
+        row.kind));
+  }
+  Rendered rendered = row.pieces.empty() ? render(row, text, train_on) : render_pieces(row, text);
+  Encoding encoding = text.tokenizer.encode(rendered.text, {.add_special = !row.as_it_stands});
   SLUICE_ASSERT(encoding.ids.size() == encoding.offsets.size());
   auto [weights, untouched] = weigh(encoding, rendered.learned, everything ? row.weight : 0);
   TokenisedRow result{.sample = {.ids = std::move(encoding.ids)},

@@ -1,10 +1,11 @@
 // A conversation to token ids, and what of them is learned with which weight.
 //
-//   TokenisedRow row = tokenise(parse_row(line), text, TrainOn::all_answers);
+//   TokenisedRow row = tokenise(parse_row(parse_object(line)), text, TrainOn::all_answers);
 //   row.sample.supervised                                       // 1 where the token is a target
 //
 // The row is rendered whole by the model's chat template and tokenised in one pass; without a template, strings of prompt and completion are
-// prompt, completion, EOS one after another. What is learned are ranges of bytes of that text, one or more for an answer, never token ids. A token
+// prompt, completion, EOS one after another. Text that is ready never sees a template: BOS where the tokenizer puts one, the text, EOS unless it ends
+// with it; segments stand as they are. What is learned are ranges of bytes of that text, one or more for an answer, never token ids. A token
 // is a target if it overlaps such a range: the one that holds the first character of an answer is learned, even where it begins with what stands
 // before the answer (Mistral's form ' ' + content). The first token of a row is never a target, since nothing predicts it.
 #pragma once

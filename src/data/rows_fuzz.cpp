@@ -1,4 +1,4 @@
-// Any bytes as a row of JSONL: it becomes a sample or a pair whose marks and tokens agree, or is refused with an Error.
+// Any bytes as a row: it becomes a sample, a pair or rated answers whose marks and tokens agree, or is refused with an Error.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -6,6 +6,8 @@
 
 #include "core/error.h"
 #include "data/preference.h"
+#include "data/rated_row.h"
+#include "data/row_text.h"
 #include "support/letters.h"
 
 namespace {
@@ -40,6 +42,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const PairSample pair = make_pair_sample(line, text);
     const auto shorter = static_cast<int64_t>(std::min(pair.chosen.ids.size(), pair.rejected.ids.size()));
     return is_whole(pair.chosen) && is_whole(pair.rejected) && pair.shared >= 0 && pair.shared <= shorter;
+  });
+  accepts_or_refuses([&] {
+    const std::vector<RatedRow> answers = parse_rated(parse_object(line));
+    return std::all_of(answers.begin(), answers.end(), [&](const RatedRow& row) {
+      return is_whole(tokenise(row.data, text, TrainOn::all_answers).sample);
+    });
+  });
+  accepts_or_refuses([&] {
+    static const Columns columns{{{"prompt", "a"}, {"messages", "b"}, {"role", "c"}, {"content", "prompt"}}};
+    Json row = parse_object(line);
+    columns.apply(row);
+    return is_whole(tokenise(parse_row(row), text, TrainOn::all_answers).sample);
   });
   return 0;
 }

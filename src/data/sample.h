@@ -12,7 +12,7 @@ struct Sample {
   std::vector<int32_t> ids;
   std::vector<uint8_t> supervised;  // per token: 1 where this token is a target
   std::vector<float> weights;       // per token, of the targets' losses; empty: all 1
-  int64_t row = 0;                  // line of the file, from 1
+  int64_t row = 0;                  // number of the row in its file, from 1 (data/row_source.h)
 
   int64_t num_targets() const;
   float weight(size_t t) const { return weights.empty() ? 1.0F : weights[t]; }

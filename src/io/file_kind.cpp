@@ -83,24 +83,6 @@ bool is_table(std::string_view text, char separator) {
   return header > 0 && !text.empty() && separators_of_line() >= header;
 }
 
-std::optional<FileKind> kind_of_text(std::string_view bytes) {
-  constexpr std::string_view space = " \t\r\n";
-  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.remove_prefix(3);
-  const size_t begin = bytes.find_first_not_of(space);
-  if (begin == std::string_view::npos || bytes.find('\0') != std::string_view::npos) return std::nullopt;
-  if (bytes[begin] == '[') {
-    const size_t next = bytes.find_first_not_of(space, begin + 1);
-    if (next != std::string_view::npos && bytes[next] == '{')
-      return FileKind{"one JSON list", "needed one object a line: jq -c '.[]' turns it into that"};
-  }
-  if (bytes[begin] == '{' || bytes[begin] == '[') return std::nullopt;
-  for (const char separator : {'\t', ','}) {
-    if (is_table(bytes.substr(begin), separator))
-      return FileKind{separator == '\t' ? "a table with tabs (TSV)" : "a table with commas (CSV)", to_lines};
-  }
-  return std::nullopt;
-}
-
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
   std::error_code ignored;
@@ -114,8 +96,8 @@ std::string joined(const std::string& path, const std::string& name) {
 
 }  // namespace
 
-std::optional<FileKind> kind_of_file(const std::string& path) {
-  const std::string bytes = first_bytes(path);
+std::optional<FileKind> kind_of_bytes(std::string_view bytes) {
+  bytes = bytes.substr(0, looked_at);
   for (const Magic& magic : magics()) {
     if (bytes.starts_with(magic.bytes)) return FileKind{magic.name, magic.remedy};
   }
@@ -123,7 +105,25 @@ std::optional<FileKind> kind_of_file(const std::string& path) {
   // safetensors: eight bytes with the length of the JSON that follows
   if (bytes.size() > 9 && bytes[8] == '{' && bytes.substr(5, 3) == "\0\0\0"sv)
     return FileKind{"a safetensors file", ""};
-  return kind_of_text(bytes);
+  return std::nullopt;
+}
+
+std::optional<FileKind> kind_of_file(const std::string& path) { return kind_of_bytes(first_bytes(path)); }
+
+RowShape shape_of_rows(std::string_view text, bool called_json) {
+  constexpr std::string_view space = " \t\r\n";
+  text = text.substr(0, looked_at);
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  const size_t begin = text.find_first_not_of(space);
+  if (begin == std::string_view::npos || text.find('\0') != std::string_view::npos) return RowShape::lines;
+  if (text[begin] == '[') {
+    const size_t next = text.find_first_not_of(space, begin + 1);
+    const bool of_objects = next == std::string_view::npos || text[next] == '{' || text[next] == ']';
+    return of_objects || called_json ? RowShape::list : RowShape::lines;
+  }
+  if (text[begin] == '{') return RowShape::lines;
+  if (is_table(text.substr(begin), '\t')) return RowShape::tabs;
+  return is_table(text.substr(begin), ',') ? RowShape::commas : RowShape::lines;
 }
 
 std::string kind_of_folder(const std::string& path) {

@@ -6,8 +6,10 @@
 // For messages alone: a reader that knows better is never overruled.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace sluice {
 
@@ -16,8 +18,15 @@ struct FileKind {
   std::string remedy;  // "turn it into JSON lines: …"; may be empty
 };
 
-// Nothing for text that could be JSON lines, for what cannot be read, and for what is not known. Reads at most 4 KiB.
+// Nothing for text that could hold rows (data/row_source.h), for what cannot be read, and for what is not known. Reads at most 4 KiB.
 std::optional<FileKind> kind_of_file(const std::string& path);
+// The same of a file's first bytes; what is packed counts as a kind here.
+std::optional<FileKind> kind_of_bytes(std::string_view bytes);
+
+// How text is divided into rows, by its beginning: as lines of JSON where nothing else shows. A list need not begin with an object where the file's
+// name says that it is JSON.
+enum class RowShape : uint8_t { lines, list, commas, tabs };
+RowShape shape_of_rows(std::string_view text, bool called_json = false);
 
 // What a folder is that holds neither a model nor an adapter itself: a clause that begins with "is", or nothing.
 std::string kind_of_folder(const std::string& path);

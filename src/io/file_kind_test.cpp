@@ -56,13 +56,22 @@ TEST_CASE("file_kind: a file is known by its first bytes, whatever its name") {
   CHECK(folder.kind_of("GGUF\x03\0\0\0"s) == "a GGUF file");
   CHECK(folder.kind_of("\x08\0\0\0\0\0\0\0{\"a\":{}}"s) == "a safetensors file");
   CHECK(folder.kind_of("version https://git-lfs.github.com/spec/v1\noid"s) == "a Git LFS pointer, not the file itself");
-  CHECK(folder.kind_of("prompt,completion\nq,a\n") == "a table with commas (CSV)");
-  CHECK(folder.kind_of("prompt\tcompletion\nq\ta\n") == "a table with tabs (TSV)");
-  CHECK(folder.kind_of("[\n  {\"prompt\": \"q\"}\n]\n") == "one JSON list");
-  for (const char* lines : {"{\"prompt\": \"a,b\"}\n", "\xEF\xBB\xBF{\"a\": 1}\n", "\n\n{}\n", "", "[1, 2]\n", "words"})
-    CHECK(folder.kind_of(lines).empty());
+  for (const char* rows : {"{\"prompt\": \"a,b\"}\n", "\xEF\xBB\xBF{\"a\": 1}\n", "\n\n{}\n", "", "[1, 2]\n", "words",
+                           "prompt,completion\nq,a\n", "[\n  {\"prompt\": \"q\"}\n]\n"})
+    CHECK(folder.kind_of(rows).empty());
   CHECK_FALSE(kind_of_file("no/such/file").has_value());
   CHECK_FALSE(kind_of_file(folder.path.string()).has_value());
+}
+
+TEST_CASE("file_kind: text is divided into rows as its beginning shows") {
+  CHECK(shape_of_rows("prompt,completion\nq,a\n") == RowShape::commas);
+  CHECK(shape_of_rows("prompt\tcompletion\nq\ta\n") == RowShape::tabs);
+  CHECK(shape_of_rows("\xEF\xBB\xBF [\n  {\"prompt\": \"q\"}\n]\n") == RowShape::list);
+  CHECK(shape_of_rows("[]") == RowShape::list);
+  CHECK(shape_of_rows("[1, 2]") == RowShape::lines);
+  CHECK(shape_of_rows("[1, 2]", true) == RowShape::list);
+  for (const char* lines : {"{\"prompt\": \"a,b\"}\n{\"a,b\":1}", "", "words, and more\nand no more"})
+    CHECK(shape_of_rows(lines) == RowShape::lines);
 }
 
 TEST_CASE("file_kind: folders that hold what was meant say where it is") {

@@ -185,8 +185,8 @@ class Reader {
     if (by_alias && setting->name == "fine_tune_type") {  // PEFT's use_dora
       if (const auto dora = parse_bool(text)) value = *dora ? "dora" : "lora";
     }
-    if (setting->name == "truncate") {
-      if (const auto cut = parse_bool(text)) value = *cut ? "true" : "false";
+    if (setting->name == "truncate" || setting->name == "mask_prompt") {
+      if (const auto truth = parse_bool(text)) value = *truth ? "true" : "false";
     }
     if (by_alias && setting->name == "train_on") {  // LLaMA-Factory's mask_history
       if (const auto last = parse_bool(text)) value = *last ? "last" : "all";
@@ -353,7 +353,7 @@ std::vector<std::string> validate(const TrainConfig& config) {
   }
   if (config.model.empty()) problems.emplace_back("model is not given; name a folder or a .gguf file");
   if (config.adapter_path.empty()) problems.emplace_back("adapter_path is empty; name a folder for the adapter");
-  if (config.data.empty()) problems.emplace_back("data is not given; name a folder with train.jsonl or a .jsonl file");
+  if (config.data.empty()) problems.emplace_back("data is not given; name a folder with a file train, or a data file");
   if ((config.iters > 0) + (config.max_steps > 0) + (config.num_epochs > 0) > 1) {
     problems.emplace_back("iters, max_steps and num_epochs all set the length of the run; give one");
   }

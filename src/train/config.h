@@ -23,8 +23,13 @@ struct TrainConfig {
   // data
   int64_t max_seq_length = 2048;
   std::string truncate = "false", train_on = "all";
-  bool mask_prompt = true, shuffle = true;
+  std::string mask_prompt = "auto";
+  bool shuffle = true, allow_mixed = false;
   double valid_fraction = 0;
+  // keys of the data's rows, where they are called otherwise
+  std::string column_prompt, column_completion, column_messages, column_text, column_chosen, column_rejected;
+  std::string column_label, column_instruction, column_input, column_output, column_system, column_history;
+  std::string column_tools, column_role, column_content;
   int64_t batch_size = 1, grad_accumulation_steps = 1;
   // length of the run: one of the three
   int64_t iters = 0, max_steps = 0;

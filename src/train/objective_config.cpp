@@ -105,9 +105,9 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
          "dpo and kto");
   unread(config.train_on != defaults.train_on, is("sft"), "train_on",
          "sft; of the others the answers alone are compared");
-  if (!config.mask_prompt && config.train_on == "last")
+  if (config.mask_prompt == "false" && config.train_on == "last")
     problems.emplace_back("mask_prompt: false trains on every token, train_on: last on the last answer; give one");
-  unread(!config.mask_prompt, is("sft"), "mask_prompt: false", "sft; orpo and cpo have sft_scope: full");
+  unread(config.mask_prompt == "false", is("sft"), "mask_prompt: false", "sft; orpo and cpo have sft_scope: full");
   if (is("kto") && config.batch_size * config.grad_accumulation_steps < 2)
     problems.emplace_back(
         "kto measures its KL term over the rows of a step, and a step has one row; set batch_size or "

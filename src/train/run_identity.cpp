@@ -74,6 +74,7 @@ Json run_identity(const TrainConfig& config, Json contents) {
   // However it is spelled.
   Json arguments = Json::parse(config.chat_template_args, nullptr, false);
   if (arguments.is_object()) settings["chat_template_args"] = std::move(arguments);
+  settings["mask_prompt"] = config.mask_prompt != "false";  // the others learn the same of a row, or refuse it
   // auto is by_rows; blocks round the head's gradient otherwise.
   if (config.head != "by_blocks") settings["head"] = "by_rows";
   return {{"settings", settings}, {"contents", std::move(contents)}};

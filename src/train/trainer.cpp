@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "core/system_memory.h"
 #include "data/order.h"
+#include "data/row_source.h"
 #include "io/atomic_file.h"
 #include "ops/adamw/adamw.h"
 #include "ops/common/copy.h"
@@ -55,16 +56,33 @@ std::string reference_folder(const TrainConfig& config) {
   return config.reference_adapter == "base" ? "" : config.reference_adapter;
 }
 
+Columns columns_of(const TrainConfig& config) {
+  Columns columns;
+  constexpr std::string_view prefix = "columns.";
+  for (const Setting& s : train_settings()) {
+    const auto* field = std::get_if<std::string TrainConfig::*>(&s.field);
+    if (s.name.starts_with(prefix) && !(config.**field).empty())
+      columns.names.emplace_back(s.name.substr(prefix.size()), config.**field);
+  }
+  return columns;
+}
+
 DatasetOptions dataset_options(const TrainConfig& config) {
   const TrainOn answers = config.train_on == "last" ? TrainOn::last_answer : TrainOn::all_answers;
   return {.max_seq_length = config.max_seq_length,
           .truncate = truncate_of(config.truncate),
-          .train_on = config.mask_prompt ? answers : TrainOn::everything,
+          .train_on = config.mask_prompt == "false" ? TrainOn::everything : answers,
+          .needs_answers = config.mask_prompt == "true",
+          .allow_mixed = config.allow_mixed,
+          .columns = columns_of(config),
           .split = {.held_out_fraction = config.valid_fraction, .seed = static_cast<uint64_t>(config.seed)}};
 }
 
-std::string file_of(const std::string& data, const char* name) {
-  return fs::is_directory(data) ? (fs::path(data) / name).string() : data;
+// Of a folder without it the usual name, which is then missed by the reader.
+std::string train_file(const std::string& data) {
+  if (!fs::is_directory(data)) return data;
+  const std::string found = file_of_part(data, "train");
+  return found.empty() ? (fs::path(data) / "train.jsonl").string() : found;
 }
 
 }  // namespace
@@ -106,13 +124,13 @@ void Run::note(const std::string& text) {
 void Run::load_data() {
   progress_.phase("reading " + config_.data);
   DatasetOptions options = dataset_options(config_);
-  const std::string train = file_of(config_.data, "train.jsonl");
+  const std::string train = train_file(config_.data);
   DataReport report;
   train_rows_ = RunRows::read(train, *text_, options, objective_, &report);
   progress_.note(report.summary());
   data_reports_ = {{"train", report.json()}};
-  const std::string valid = file_of(config_.data, "valid.jsonl");
-  const bool has_valid = fs::is_directory(config_.data) && fs::exists(valid), splits = config_.valid_fraction > 0;
+  const std::string valid = fs::is_directory(config_.data) ? file_of_part(config_.data, "valid") : "";
+  const bool has_valid = !valid.empty(), splits = config_.valid_fraction > 0;
   check(!has_valid || !splits, ErrorCode::bad_config,
         fmt::format("valid_fraction is given, and {} is there; leave out one of them", valid));
   if (has_valid || splits) {
@@ -126,7 +144,7 @@ void Run::load_data() {
     progress_.note(fmt::format("batch_size is {} and there are {} rows: a batch holds them all", config_.batch_size,
                                train_rows_.size()));
   check(!valid_rows_.empty() || !needs_validation(config_), ErrorCode::bad_config,
-        fmt::format("{}: there is no valid.jsonl and no valid_fraction, which metric_for_best_model, "
+        fmt::format("{}: there is no file valid and no valid_fraction, which metric_for_best_model, "
                     "early_stopping_patience, eval_task and "
                     "orpo_lambda_mode: adaptive need",
                     config_.data));

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::array<const char*, 5> endings = {".jsonl", ".ndjson", ".json", ".csv", ".tsv"};
+constexpr std::array<const char*, 6> endings = {".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"};
 constexpr std::array<const char*, 3> packings = {"", ".gz", ".zst"};
 
 bool has_ending(const std::string& name) {
@@ -39,8 +39,7 @@ std::string beside(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path.parent_path(), ignored)) {
     const std::string extension = entry.path().extension().string();
     if (has_ending(entry.path().filename().string())) rows.push_back(entry.path().string());
-    else if (extension == ".parquet" || extension == ".arrow" || extension == ".zip")
-      others.push_back(entry.path().string());
+    else if (extension == ".arrow" || extension == ".zip") others.push_back(entry.path().string());
   }
   std::sort(rows.begin(), rows.end());
   std::sort(others.begin(), others.end());
@@ -59,7 +58,7 @@ void check_path(const std::string& path) {
                              : fmt::format("{} {}", path, kind));
   }
   check(std::ifstream(path, std::ios::binary).good(), ErrorCode::bad_file,
-        fmt::format("{} cannot be read; give the path of a data file (JSON lines, a JSON list, CSV){}", path,
+        fmt::format("{} cannot be read; give the path of a data file (JSON lines, a JSON list, CSV, Parquet){}", path,
                     fs::exists(path) ? "" : beside(path)));
 }
 
@@ -72,6 +71,7 @@ std::unique_ptr<RowSource> open_rows(const std::string& path) {
   if (name.ends_with(".csv")) return table(std::move(bytes), ',');
   if (name.ends_with(".tsv")) return table(std::move(bytes), '\t');
   const std::string_view begin = bytes.window();
+  if (begin.starts_with("PAR1") && name == path) return parquet_rows(path);
   switch (shape_of_rows(begin, name.ends_with(".json"))) {
     case RowShape::list: return json_list(std::move(bytes));
     case RowShape::commas: return table(std::move(bytes), ',');

@@ -4,7 +4,7 @@
 //   for (RawRow row; rows->next(row);) …                        // row.text is one JSON object, row.number its number
 //
 // Kinds: JSON lines; one JSON list of objects; CSV and TSV (RFC 4180) with a header, whose cells become strings. Each may be packed by gzip or
-// Zstandard. A kind is told by its first bytes; a table also by the name's ending, .csv or .tsv.
+// Zstandard. Parquet, in a build that reads it (data/row_sources.h). A kind is told by its first bytes; a table also by the name's ending, .csv or .tsv.
 #pragma once
 
 #include <fmt/format.h>

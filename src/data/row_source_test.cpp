@@ -12,7 +12,10 @@
 #include <vector>
 
 #include "data/dataset.h"
+#include "data/row_sources.h"
 #include "support/letters.h"
+#include "support/oracle.h"
+#include "support/source_dir.h"
 
 namespace sluice::test {
 
@@ -165,6 +168,24 @@ TEST_CASE("row source: a row's number is its line, its element, or its record be
       CHECK(contains(e.what(), path + ": " + row));
     }
   }
+}
+
+TEST_CASE("row source: Parquet is read as pyarrow reads it, or refused with what to do; a damaged file is refused") {
+  const Folder folder;
+  const fs::path golden = source_dir() / "tests/golden/parquet";
+  const std::string path = (golden / "rows.parquet").string(), bytes = read_whole_file(path);
+  if (!reads_parquet()) {
+    CHECK(contains(refusal_of(path), path + " is a Parquet file, which this build does not read: build with"));
+    return;
+  }
+  const std::vector<std::string> rows = rows_of(path), want = rows_of((golden / "rows.jsonl").string());
+  REQUIRE(rows.size() == want.size());
+  for (size_t i = 0; i < rows.size(); ++i) CHECK(Json::parse(rows[i]) == Json::parse(want[i]));
+  CHECK(
+      contains(refusal_of(folder.file("a.parquet", bytes.substr(0, 2000))), "the Parquet data is damaged or cut off"));
+  std::string hole = bytes;
+  hole.replace(300, 200, std::string(200, '\x55'));
+  CHECK_FALSE(refusal_of(folder.file("b.parquet", hole)).empty());
 }
 
 TEST_CASE("row source: the parts of a folder are found by name, and two files of one part are refused") {

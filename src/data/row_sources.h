@@ -14,5 +14,8 @@ std::unique_ptr<RowSource> json_lines(ByteScanner bytes);
 std::unique_ptr<RowSource> json_list(ByteScanner bytes);
 // Cells by RFC 4180, as a JSON object of strings under the header's names.
 std::unique_ptr<RowSource> table(ByteScanner bytes, char separator);
+// Where the program was built with SLUICE_PARQUET; else Error(bad_file) saying so.
+std::unique_ptr<RowSource> parquet_rows(const std::string& path);
+bool reads_parquet();
 
 }  // namespace sluice

@@ -467,9 +467,8 @@ TEST_CASE("rows: a file of another kind is called by it, and a missing one says 
     }
     return std::string();
   };
-  const File parquet("PAR1\x15\x04"), zip("PK\x03\x04\x14");
-  CHECK(contains(said(parquet.path),
-                 "is a Parquet file, needed JSON lines, a JSON list or CSV; turn it into JSON lines"));
+  const File arrow("ARROW1"), zip("PK\x03\x04\x14");
+  CHECK(contains(said(arrow.path), "is an Arrow file, needed JSON lines, a JSON list or CSV; turn it into JSON lines"));
   CHECK(contains(said(zip.path), "is a ZIP archive, needed JSON lines, a JSON list or CSV; unpack it"));
 }
 

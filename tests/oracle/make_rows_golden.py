@@ -218,8 +218,32 @@ def axolotl_cases():
     write("axolotl", cases)
 
 
+def without_null(value):
+    if isinstance(value, dict):
+        return {k: without_null(v) for k, v in value.items() if v is not None}
+    return [without_null(v) for v in value] if isinstance(value, list) else value
+
+
+def parquet():
+    """A Parquet file of two row groups and the same rows as JSON lines, as pyarrow reads them, without the nulls of its structs."""
+    import pyarrow
+    import pyarrow.parquet
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1.5}"}}]}
+    rows = [{"messages": [{"role": "user", "content": f"q{i} é"}, {"role": "assistant", "content": "a" * i}] + ([call] if i % 2 else []),
+             "id": i, "score": i / 4, "train": i != 2, "source": None if i == 1 else "web"} for i in range(150)]
+    folder = os.path.join(GOLDEN, "..", "parquet")
+    os.makedirs(folder, exist_ok=True)
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.set_column(4, "source", table["source"].dictionary_encode())
+    pyarrow.parquet.write_table(table, os.path.join(folder, "rows.parquet"), row_group_size=100, compression="zstd")
+    with open(os.path.join(folder, "rows.jsonl"), "w") as f:
+        for row in pyarrow.parquet.read_table(os.path.join(folder, "rows.parquet")).to_pylist():
+            f.write(json.dumps(without_null(row), ensure_ascii=False) + "\n")
+
+
 def main():
     os.makedirs(GOLDEN, exist_ok=True)
+    parquet()
     trl_cases()
     text_cases(tokenizer())
     llama_factory_cases()

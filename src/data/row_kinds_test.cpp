@@ -227,6 +227,63 @@ TEST_CASE("columns: other names for keys are read, a missing one is refused with
                  "row 1: there is no \"reply\", which columns.completion names; the row has \"prompt\", \"answer\""));
 }
 
+TEST_CASE("columns: a name that may be missing from a row is refused where no row has it") {
+  const Json row = {{"prompt", "q"}, {"chosen", "a"}, {"rejected", "b"}, {"rules", "Be brief."}};
+  const File file(row.dump() + "\n");
+  const auto read = [&](const char* own) {
+    return read_preferences(file.path, chat_model(), {.columns = {{{"system", own}}}});
+  };
+  CHECK(contains(chat_model().tokenizer.decode(read("rules").pairs[0].chosen.ids), "system\nBe brief.<|im_end|>"));
+  CHECK(contains(refusal_of([&] { read("rule"); }), "no row has \"rule\", which columns.system names"));
+}
+
+TEST_CASE("row kinds: a table's texts say what is rated, and hold conversations as JSON") {
+  const File table("prompt,completion,label\nq,a,True\nr,b,false\n");
+  const RatedData rated = read_rated(table.path, chat_model(), {});
+  REQUIRE(rated.rows.size() == 2);
+  CHECK(rated.rows[0].desirable);
+  CHECK_FALSE(rated.rows[1].desirable);
+  const File maybe("prompt,completion,label\nq,a,maybe\n");
+  CHECK(contains(refusal_of([&] { read_rated(maybe.path, chat_model(), {}); }),
+                 "row 1: label is \"maybe\", needed true or false"));
+  const File talk(
+      "id,conversations\n1,\"[{\"\"from\"\": \"\"human\"\", \"\"value\"\": \"\"q\"\"}, {\"\"from\"\": \"\"gpt\"\", "
+      "\"\"value\"\": \"\"a\"\"}]\"\n");
+  const Dataset data = read_dataset(talk.path, chat_model(), {});
+  CHECK(data.samples[0].ids == make_sample(R"({"prompt":"q","completion":"a"})", chat_model()).ids);
+}
+
+TEST_CASE(
+    "FieldD1_rows: rows of every kind begin with one BOS, whether the template writes it, the tokenizer or the row") {
+  const fs::path folder = source_dir() / "tests/golden/rows";
+  ModelText text{.tokenizer = Tokenizer::from_tokenizer_json(
+                     read_whole_file(folder / "tokenizer.json"),
+                     TokenizerConfig::from_json(R"({"bos_token": "<s>", "eos_token": "</s>"})"))};
+  REQUIRE(text.tokenizer.adds_bos());
+  text.chat = ChatTemplate::from_sources(
+      {{.text = "{{ bos_token }}{% for m in messages %}{{ m.role + ': ' + m.content + eos_token }}{% endfor %}"
+                "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"}},
+      {.texts = {{"bos_token", "<s>"}, {"eos_token", "</s>"}}, .stops = {"</s>"}});
+  const auto count = [&](const Sample& sample) {
+    CHECK(sample.ids[0] == text.tokenizer.bos_id());
+    return std::count(sample.ids.begin(), sample.ids.end(), *text.tokenizer.bos_id());
+  };
+  for (const char* row :
+       {R"({"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]})",
+        R"({"prompt":"q","completion":"a"})", R"({"instruction":"q","output":"a"})",
+        R"({"conversations":[{"from":"human","value":"q"},{"from":"gpt","value":"a"}]})", R"({"text":"ready"})",
+        R"({"text":"<s>ready"})", R"({"segments":[{"label":true,"text":"<s>ready"}]})"}) {
+    CAPTURE(row);
+    CHECK(count(make_sample(row, text)) == 1);
+  }
+  for (const char* row :
+       {R"({"prompt":"q","chosen":"a","rejected":"b"})", R"({"chosen":"it is","rejected":"it was"})"}) {
+    const PairSample pair = make_pair_sample(row, text);
+    CHECK(count(pair.chosen) == 1);
+    CHECK(count(pair.rejected) == 1);
+  }
+}
+
 TEST_CASE("row kinds: kinds are counted, and a mixture is refused unless it is allowed") {
   const std::string mixed = "{\"text\":\"t t\"}\n{\"instruction\":\"i\",\"output\":\"o\"}\n";
   const File file(mixed);

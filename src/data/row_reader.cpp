@@ -39,10 +39,22 @@ RowReader::RowReader(const std::string& path, const ModelText& text, const Datas
   report.train_on = options.train_on;
 }
 
-Json RowReader::object_of(std::string_view text) const {
+Json RowReader::object_of(std::string_view text) {
   Json row = parse_object(text);
+  for (const auto& [name, own] : options_.columns.names) {
+    if (row.contains(own)) seen_columns_.insert(name);
+  }
   options_.columns.apply(row);
   return row;
+}
+
+// A key that may be missing from a row is misspelled when it is missing from all.
+void RowReader::check_columns() const {
+  for (const auto& [name, own] : options_.columns.names) {
+    const bool of_messages = name == "role" || name == "content";
+    check(of_messages || own == name || seen_columns_.contains(name), ErrorCode::bad_config,
+          fmt::format("{}: no row has \"{}\", which columns.{} names", report_.path, own, name));
+  }
 }
 
 void RowReader::check_kind(const std::string& kind) {
@@ -151,6 +163,7 @@ void RowReader::finish(size_t rows_kept) {
   report_.rows_kept = static_cast<int64_t>(rows_kept);
   check(report_.rows_read + report_.rows_elsewhere > 0, ErrorCode::bad_file,
         report_.path + ": there is no row in it; needed one JSON object a row");
+  check_columns();
   check(report_.rows_read > 0, ErrorCode::bad_config,
         fmt::format("{}: valid_fraction {} puts all of {} rows on one side, which goes by their prompts; give another "
                     "fraction or seed, or a file valid.jsonl",

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,7 +54,8 @@ class RowReader {
   std::optional<std::vector<Sample>> samples(const std::vector<DataRow*>& rows, const std::string& kind,
                                              int64_t number);
 
-  // Throws Error(bad_file) when there was no row at all, Error(bad_config) when none is kept: why, with a max_seq_length that works.
+  // Throws Error(bad_file) when there was no row at all, Error(bad_config) when none is kept (why, with a max_seq_length that works) or none has a
+  // key that options.columns names.
   void finish(size_t rows_kept);
 
  private:
@@ -61,13 +63,15 @@ class RowReader {
   int64_t excess(const std::vector<Sample>& samples) const;
   bool shorten(const std::vector<DataRow*>& rows, std::vector<Sample>& samples);
   bool is_of_this_part(const DataRow& row) const;
-  Json object_of(std::string_view text) const;
+  Json object_of(std::string_view text);
+  void check_columns() const;
   [[noreturn]] void nothing_left() const;
 
   const ModelText& text_;
   const DatasetOptions options_;
   DataReport& report_;
-  std::string kind_;  // of the first row
+  std::string kind_;                    // of the first row
+  std::set<std::string> seen_columns_;  // names of options_.columns that a row has
   std::vector<int64_t> lengths_, prompts_;
 };
 

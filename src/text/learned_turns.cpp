@@ -87,10 +87,9 @@ class Finder {
   }
 
   // The turn of a block that says no message: the first that has none yet.
-  size_t unclaimed() const {
-    const auto found =
-        std::find_if(turns_.begin(), turns_.end(), [](const LearnedTurn& turn) { return turn.ranges.empty(); });
-    return static_cast<size_t>((found == turns_.end() ? found - 1 : found) - turns_.begin());
+  size_t unclaimed() {
+    while (first_empty_ < turns_.size() && !turns_[first_empty_].ranges.empty()) ++first_empty_;
+    return std::min(first_empty_, turns_.size() - 1);
   }
 
   static void add(LearnedTurn& turn, size_t begin, size_t end) {
@@ -222,7 +221,8 @@ class Finder {
     }
     // No stop token: what the template closes the message with, unless another message's text stands in the same pass.
     if (written == after && i + 1 < groups_.size()) written = group.end;
-    add(turn, start, std::max(group.end, stripped(text_.substr(0, written), Side::right).size()));
+    const std::string closing = stripped(text_.substr(group.end, written - group.end), Side::right);
+    add(turn, start, group.end + closing.size());
   }
 
   // A message without text of its own that the template writes a turn for all the same.
@@ -246,6 +246,7 @@ class Finder {
   std::vector<Piece> pieces_;
   std::vector<Group> groups_;
   std::vector<LearnedTurn> turns_;
+  size_t first_empty_ = 0;  // turns before it have ranges
   std::optional<std::string> prompt_;
   bool asked_ = false;
 };

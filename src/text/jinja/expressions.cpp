@@ -390,51 +390,69 @@ Value Interpreter::eval_unary(const Expr& expr) {
   return minus ? whole_arithmetic('-', false, 0, value.integer()) : Value(value.integer());
 }
 
-Value Interpreter::binary(char sign, bool twice, const Value& a, const Value& b) {
-  const std::string name = std::string(twice ? 2 : 1, sign);
-  if (sign == '%' && a.is_string()) return string(format_percent(*this, a.text(), b));
-  need_defined(a), need_defined(b);
-  if (a.is_number() && b.is_number()) {
-    if (a.is_whole() && b.is_whole()) return whole_arithmetic(sign, twice, a.integer(), b.integer());
-    return real_arithmetic(sign, twice, a.real(), b.real());
-  }
-  if (sign == '+' && a.is_string() && b.is_string()) {
+namespace {
+
+bool is_sequence(const Value& value) { return value.is_list() && value.list().kind <= ListKind::tuple; }
+
+Value same_kind(const Value& as, std::vector<Value> items) {
+  return as.list().kind == ListKind::list ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+}
+
+}  // namespace
+
+// a + b of two texts or two lists; nothing where it is neither.
+std::optional<Value> Interpreter::joined(const Value& a, const Value& b) {
+  if (a.is_string() && b.is_string()) {
     const bool safe = a.str().safe || b.str().safe;
     MarkedText text = safe && !a.str().safe ? escaped(a.text()) : a.text();
     text.append(safe && !b.str().safe ? escaped(b.text()) : b.text());
     const Value result = string(std::move(text));
     return safe ? Value::markup(result.text()) : result;
   }
-  if (sign == '+' && a.is_string())
-    type_error(fmt::format("can only concatenate str (not \"{}\") to str", type_name(b)));
-  if (sign == '+' && a.is_list() && b.is_list() && a.list().kind == b.list().kind && a.list().kind <= ListKind::tuple) {
-    std::vector<Value> items = a.list().items;
-    items.insert(items.end(), b.list().items.begin(), b.list().items.end());
-    work(4 * static_cast<int64_t>(items.size()));
-    return a.list().kind == ListKind::list ? Value::list(std::move(items)) : Value::tuple(std::move(items));
-  }
-  if (sign == '+' && a.is_list() && a.list().kind <= ListKind::tuple)
+  if (a.is_string()) type_error(fmt::format("can only concatenate str (not \"{}\") to str", type_name(b)));
+  if (!is_sequence(a)) return std::nullopt;
+  if (!b.is_list() || a.list().kind != b.list().kind)
     type_error(fmt::format("can only concatenate {0} (not \"{1}\") to {0}", type_name(a), type_name(b)));
-  const bool repeats = sign == '*' && !twice && (a.is_whole() || b.is_whole());
-  const Value& repeated = a.is_whole() ? b : a;
-  if (!repeats || !(repeated.is_string() || (repeated.is_list() && repeated.list().kind <= ListKind::tuple)))
-    unsupported(twice && sign == '*' ? "** or pow()" : name, a, b);
-  const int64_t count = std::max<int64_t>(0, a.is_whole() ? a.integer() : b.integer());
-  if (repeated.is_string()) {
-    const auto size = static_cast<int64_t>(repeated.text().size());
+  std::vector<Value> items = a.list().items;
+  items.insert(items.end(), b.list().items.begin(), b.list().items.end());
+  work(4 * static_cast<int64_t>(items.size()));
+  return same_kind(a, std::move(items));
+}
+
+// `value`, a text or a list, `count` times.
+Value Interpreter::repeated(const Value& value, int64_t count) {
+  count = std::max<int64_t>(0, count);
+  if (value.is_string()) {
+    const auto size = static_cast<int64_t>(value.text().size());
     if (size > 0 && count > limits_.text_bytes / size)
       raise("LimitError", fmt::format("a text of more than {} bytes", limits_.text_bytes));
     MarkedText text;
-    for (int64_t i = 0; i < count && size > 0; ++i) text.append(repeated.text());
+    for (int64_t i = 0; i < count && size > 0; ++i) text.append(value.text());
     return string(std::move(text));
   }
   std::vector<Value> items;
-  const auto size = static_cast<int64_t>(repeated.list().items.size());
+  const auto size = static_cast<int64_t>(value.list().items.size());
   if (size > 0 && count > limits_.work / size) fail_work();
   work(4 * size * count);
   for (int64_t i = 0; i < count && size > 0; ++i)
-    items.insert(items.end(), repeated.list().items.begin(), repeated.list().items.end());
-  return repeated.list().kind == ListKind::list ? Value::list(std::move(items)) : Value::tuple(std::move(items));
+    items.insert(items.end(), value.list().items.begin(), value.list().items.end());
+  return same_kind(value, std::move(items));
+}
+
+Value Interpreter::binary(char sign, bool twice, const Value& a, const Value& b) {
+  if (sign == '%' && a.is_string()) return string(format_percent(*this, a.text(), b));
+  need_defined(a), need_defined(b);
+  if (a.is_number() && b.is_number()) {
+    if (a.is_whole() && b.is_whole()) return whole_arithmetic(sign, twice, a.integer(), b.integer());
+    return real_arithmetic(sign, twice, a.real(), b.real());
+  }
+  if (sign == '+') {
+    if (std::optional<Value> both = joined(a, b)) return std::move(*both);
+  }
+  const Value& many = a.is_whole() ? b : a;
+  const bool repeats = sign == '*' && !twice && (a.is_whole() || b.is_whole());
+  if (repeats && (many.is_string() || is_sequence(many))) return repeated(many, (a.is_whole() ? a : b).integer());
+  unsupported(twice && sign == '*' ? "** or pow()" : std::string(twice ? 2 : 1, sign), a, b);
 }
 
 }  // namespace sluice::jinja

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -108,6 +109,8 @@ class Interpreter {
   void eval_arguments(const Expr& expr, Arguments& arguments);
   bool eval_test(const Expr& expr);
   Value binary(char sign, bool twice, const Value& a, const Value& b);
+  std::optional<Value> joined(const Value& a, const Value& b);
+  Value repeated(const Value& value, int64_t count);
 
   const Program& program_;
   Limits limits_;

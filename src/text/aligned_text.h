@@ -43,6 +43,7 @@ class TextEditor {
   size_t size() const { return after_.own_.size(); }
   void keep(size_t begin, size_t end);                        // bytes of the text before
   void put(std::string_view text, size_t begin, size_t end);  // `text` in the place of bytes [begin, end)
+  void stretch(size_t end);  // what was written last stands for the bytes up to `end` too
   AlignedText finish() { return std::move(after_); }
 
  private:

@@ -1,7 +1,7 @@
-// Keys of bytes with a value each, to find those that begin a text. Built once; the children of a node lie side by side, sorted.
+// Keys of bytes with a value each, to find those that begin a text. Built once, as a double array (Aoe 1989): a node has a base, its
+// child by a byte is the slot base + byte, if that slot names the node as its parent. So a step of a search reads one slot.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
 #include <utility>
@@ -19,10 +19,12 @@ class ByteTrie {
   template <class Visit>
   void for_each_prefix(std::string_view text, const Visit& visit) const {
     uint32_t node = 0;
-    for (size_t at = 0; at < text.size(); ++at) {
-      node = at == 0 ? root_[static_cast<uint8_t>(text[0])] : child(node, static_cast<uint8_t>(text[at]));
-      if (node == 0) return;
-      if (nodes_[node].value >= 0) visit(at + 1, nodes_[node].value);
+    for (size_t at = 0; at < text.size() && !slots_.empty(); ++at) {
+      const uint32_t child = slots_[node].base + static_cast<uint8_t>(text[at]);
+      const Slot& slot = slots_[child];
+      if (slot.parent != node) return;
+      node = child;
+      if (slot.value >= 0) visit(at + 1, slot.value);
     }
   }
 
@@ -34,26 +36,15 @@ class ByteTrie {
   }
 
  private:
-  struct Node {
-    uint32_t first_child = 0;
+  static constexpr uint32_t free_slot = UINT32_MAX;
+  struct Slot {
+    uint32_t base = 0, parent = free_slot;
     int32_t value = -1;
-    uint16_t num_children = 0;
   };
-  uint32_t child(uint32_t node, uint8_t label) const {  // 0: none
-    uint32_t low = nodes_[node].first_child, high = low + nodes_[node].num_children;
-    while (high - low > 8) {
-      const uint32_t middle = low + (high - low) / 2;
-      (labels_[middle] <= label ? low : high) = middle;
-    }
-    for (; low < high; ++low) {
-      if (labels_[low] == label) return low;
-    }
-    return 0;
-  }
+  uint32_t place(const std::vector<uint8_t>& labels);
 
-  std::vector<Node> nodes_;
-  std::vector<uint8_t> labels_;  // by node: the byte that leads to it
-  std::array<uint32_t, 256> root_{};
+  std::vector<Slot> slots_;  // 256 more than the last base, so that base + byte is always one
+  uint32_t first_ = 1;       // slots before it are taken or given up
 };
 
 }  // namespace sluice

@@ -180,7 +180,7 @@ TEST_CASE("StreamDecoder: gives the text of decode, in valid pieces") {
   }
 }
 
-TEST_CASE("tokenizer.json: added tokens, post-processors and decoders on single texts") {
+TEST_CASE("FieldT5_tokenizer.json: spaces beside added tokens, post-processors and decoders on single texts") {
   std::string loaded;
   std::optional<Tokenizer> tokenizer;
   for (const Json& one : Json::parse(read_text(folder + "cases.json"))) {
@@ -196,6 +196,50 @@ TEST_CASE("tokenizer.json: added tokens, post-processors and decoders on single 
     CHECK(encoding.ids == (options.add_special ? without_doubles(*tokenizer, ids) : ids));
     CHECK(tokenizer->decode(ids) == one.at("decoded"));
     CHECK(tokenizer->decode(ids, true) == one.at("decoded_skip"));
+  }
+}
+
+TEST_CASE("FieldE9_encode: BOS stands in front as the tokenizer's file says, and once, also where the text brings it") {
+  std::map<std::string, Tokenizer> tokenizers;
+  for (const std::string& name : names_of(".tokenizer.json")) tokenizers.emplace(name, load_json(name));
+  for (const std::string& name : names_of(".model")) tokenizers.emplace(name, load_sentencepiece(name));
+  for (const std::string& name : names_of(".tiktoken")) tokenizers.emplace(name, load_tiktoken(name));
+  for (const char* name : {"sentencepiece", "sentencepiece_no_prefix"})
+    tokenizers.emplace(name, GgufArrays::of_vocabulary(name).load());
+  int with_bos = 0;
+  for (const auto& [name, tokenizer] : tokenizers) {
+    if (!tokenizer.bos_id()) continue;
+    CAPTURE(name);
+    const int32_t bos = *tokenizer.bos_id();
+    const auto ids_of = [&](const std::string& text) { return tokenizer.encode(text, {.add_special = true}).ids; };
+    const std::vector<int32_t> plain = ids_of("hello"),
+                               brought = ids_of(std::string(tokenizer.token_text(bos)) + "hello");
+    CHECK(std::count(plain.begin(), plain.end(), bos) == (tokenizer.adds_bos() ? 1 : 0));
+    CHECK(std::count(brought.begin(), brought.end(), bos) == 1);
+    CHECK(brought.at(0) == bos);
+    if (tokenizer.adds_bos()) CHECK(plain.at(0) == bos);
+    with_bos += tokenizer.adds_bos() ? 1 : 0;
+  }
+  CHECK(with_bos >= 8);
+}
+
+TEST_SUITE("full") {
+  // Work that grows with the square of the length would take days.
+  TEST_CASE("encode: a word of millions of bytes, as BERT, T5 and SentencePiece files meet it, comes back") {
+    std::vector<std::pair<std::string, Tokenizer>> tokenizers;
+    for (const char* name : {"bert", "bert_cased", "wordlevel", "unigram", "unigram_whole", "llama2", "gemma"})
+      tokenizers.emplace_back(name, load_json(name));
+    for (const std::string& name : names_of(".model")) tokenizers.emplace_back(name, load_sentencepiece(name));
+    for (const auto& [name, tokenizer] : tokenizers) {
+      CAPTURE(name);
+      for (const std::string part : {"a", "=", "\xE2\x96\x81", "\u0301"}) {
+        std::string text;
+        while (text.size() < 1'000'000) text += part;
+        const Encoding encoding = tokenizer.encode(text);
+        CHECK(encoding.ids.size() == encoding.offsets.size());
+        CHECK(encoding.ids.size() <= text.size() + 1);
+      }
+    }
   }
 }
 

@@ -63,7 +63,7 @@ AlignedText apply(const NormalizerStep& step, AlignedText text, size_t limit, Re
     case Kind::nfc:
     case Kind::nfd:
     case Kind::nfkc:
-    case Kind::nfkd: return to_unicode_form(text, step.kind);
+    case Kind::nfkd: return to_unicode_form(text, step);
     case Kind::precompiled: return apply_charsmap(text, *step.rules->charsmap);
     case Kind::sentencepiece: return apply_sentencepiece(text, *step.rules);
     default: return change_characters(std::move(text), step.kind);

@@ -50,6 +50,7 @@ struct NormalizerStep {
   std::optional<Regex> pattern{};
   std::string text{};
   bool left = true, right = true;  // strip
+  bool unicode_9 = true;           // nfc … nfkd: later characters stay as they are, as in Hugging Face tokenizers
   std::shared_ptr<const SentencePieceRules> rules{};
 };
 
@@ -62,7 +63,7 @@ AlignedText normalize(const Normalizer& normalizer, AlignedText text, RegexScrat
 std::string normalize(const Normalizer& normalizer, std::string_view text);
 
 // One kind each, in files of their own.
-AlignedText to_unicode_form(const AlignedText& text, NormalizerStep::Kind form);
+AlignedText to_unicode_form(const AlignedText& text, const NormalizerStep& step);
 AlignedText change_characters(AlignedText text, NormalizerStep::Kind kind);  // lowercase … byte_level
 AlignedText apply_charsmap(const AlignedText& text, const Charsmap& charsmap);
 AlignedText apply_sentencepiece(const AlignedText& text, const SentencePieceRules& rules);

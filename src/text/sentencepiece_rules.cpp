@@ -42,6 +42,7 @@ class Preparation {
                              (rules_.dummy_prefix == SentencePieceRules::Prefix::first && opens_);
     if (wants_space) put_space(at_, at_);
     bool after_space = rules_.remove_extra_spaces;
+    kept_ = at_;
     while (at_ < text_.size()) {
       auto [length, by] = next();
       while (after_space && by.starts_with(' ')) by.remove_prefix(1);
@@ -49,6 +50,7 @@ class Preparation {
       if (!by.empty()) after_space = rules_.remove_extra_spaces && by.ends_with(' ');
       at_ += length;
     }
+    keep_until(at_);
     AlignedText after = editor_.finish();
     if (rules_.remove_extra_spaces) drop_trailing_spaces(after);
     return after;
@@ -69,9 +71,16 @@ class Preparation {
     return {length, rest.substr(0, length)};
   }
 
+  void keep_until(size_t end) {
+    editor_.keep(kept_, end);
+    kept_ = end;
+  }
+
   void put(std::string_view by, size_t length) {
-    if (by.data() == text_.data() + at_ && by.size() == length && by.find(' ') == std::string_view::npos)
-      return editor_.keep(at_, at_ + length);
+    if (by.data() == text_.data() + at_ && by.size() == length && by.find(' ') == std::string_view::npos) return;
+    keep_until(at_);
+    kept_ = at_ + length;
+    if (by.empty()) return editor_.stretch(at_ + length);  // as in SentencePiece, where a piece ends as the next begins
     for (size_t done = 0; done < by.size();) {
       const size_t end = std::min(by.find(' ', done), by.size());
       if (end > done) editor_.put(by.substr(done, end - done), at_, at_ + length);
@@ -97,7 +106,7 @@ class Preparation {
   std::string_view text_;
   const SentencePieceRules& rules_;
   TextEditor editor_;
-  size_t at_ = 0;
+  size_t at_ = 0, kept_ = 0;  // what lies between stays as it is, and is yet to be written
   bool opens_ = false;
 };
 

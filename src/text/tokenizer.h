@@ -77,7 +77,7 @@ class Tokenizer {
   static Tokenizer from_tokenizer_json(std::string_view json, const TokenizerConfig& config = {});
   static Tokenizer from_gguf(const GgufVocabulary& file);
   static Tokenizer from_sentencepiece(std::string_view model_file, const TokenizerConfig& config = {});
-  // `scheme`: llama3, qwen, r50k_base, cl100k_base or o200k_base; empty: the one that has as many ranks as the file.
+  // `scheme`: llama3, llama4, qwen, r50k_base, cl100k_base or o200k_base; empty: the one that has as many ranks as the file.
   static Tokenizer from_tiktoken(std::string_view file, const TokenizerConfig& config = {},
                                  std::string_view scheme = {});
 

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/json.h"
 #include "support/tokenizer_golden.h"
+#include "text/normalizer.h"
 #include "text/regex.h"
 #include "text/tokenizer.h"
 
@@ -269,6 +270,15 @@ TEST_CASE("Regex: Oniguruma's constructs are read as Oniguruma reads them") {
     CAPTURE(pattern);
     CHECK_THROWS_AS(Regex{pattern}, Error);
   }
+}
+
+// U+A7F2 has a compatibility form since version 14, U+1DF7 a combining class since version 10; tokenizers 0.23 knows neither.
+TEST_CASE("normalize: the forms are those of Unicode 9, as in Hugging Face tokenizers; tiktoken's those of Python") {
+  using Kind = NormalizerStep::Kind;
+  CHECK(normalize({{.kind = Kind::nfkc}}, "\uA7F2 \u00B9") == "\uA7F2 1");
+  CHECK(normalize({{.kind = Kind::nfc}}, "a\u1DF7\u20D8") == "a\u1DF7\u20D8");
+  CHECK(normalize({{.kind = Kind::nfc, .unicode_9 = false}}, "a\u1DF7\u20D8") == "a\u20D8\u1DF7");
+  CHECK(normalize({{.kind = Kind::nfd}}, "\u0125\u1DFA\u0323") == "h\u0302\u1DFA\u0323");
 }
 
 TEST_CASE("encode: texts that make a pattern backtrack or a word grow come back in time") {

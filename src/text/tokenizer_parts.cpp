@@ -8,9 +8,20 @@ namespace sluice {
 namespace {
 
 // Tokens that end a turn or a text in the model families we know; a generation stops at them whatever eos is.
-constexpr std::array<std::string_view, 12> end_texts = {
-    "<|eot_id|>",      "<|eom_id|>",         "<|im_end|>", "<|end|>", "<end_of_turn>",         "<|endoftext|>",
-    "<|end_of_text|>", "<end_of_utterance>", "<EOT>",      "<turn|>", "<｜end▁of▁sentence｜>", "[EOT]"};
+constexpr std::array<std::string_view, 14> end_texts = {"<|eot_id|>",
+                                                        "<|eom_id|>",
+                                                        "<|im_end|>",
+                                                        "<|end|>",
+                                                        "<end_of_turn>",
+                                                        "<|endoftext|>",
+                                                        "<|end_of_text|>",
+                                                        "<end_of_utterance>",
+                                                        "<EOT>",
+                                                        "<turn|>",
+                                                        "<｜end▁of▁sentence｜>",
+                                                        "[EOT]",
+                                                        "<|eot|>",
+                                                        "<|eom|>"};
 
 // The id that Hugging Face tokenizers gives the next token added.
 int32_t next_id(const Vocabulary& vocabulary, const std::vector<AddedToken>& added) {

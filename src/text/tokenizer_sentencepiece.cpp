@@ -46,16 +46,17 @@ Vocabulary read_vocabulary(const SentencePieceModel& file) {
 
 std::unique_ptr<const TokenModel> make_unigram(const SentencePieceModel& file, int32_t unknown) {
   std::vector<Unigram::Piece> pieces;
-  float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::lowest();
+  // The greatest score starts from FLT_MIN, the least number above 0, as in unigram_model.cc: scores are below that.
+  float least = std::numeric_limits<float>::max(), most = std::numeric_limits<float>::min();
   for (const auto& piece : file.pieces) {
     if (piece.type == Type::normal) least = std::min(least, piece.score), most = std::max(most, piece.score);
   }
   for (size_t id = 0; id < file.pieces.size(); ++id) {
     const auto& piece = file.pieces[id];
     if (piece.type == Type::normal) pieces.push_back({static_cast<int32_t>(id), piece.score});
-    // A little less than as many of the likeliest pieces as it has bytes, so that it is always taken.
+    // So that it is always taken.
     if (piece.type == Type::user_defined)
-      pieces.push_back({static_cast<int32_t>(id), static_cast<double>(piece.text.size()) * most - 0.1});
+      pieces.push_back({static_cast<int32_t>(id), static_cast<float>(piece.text.size()) * most - 0.1});
   }
   return std::make_unique<Unigram>(
       read_vocabulary(file), pieces,

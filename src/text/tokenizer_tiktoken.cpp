@@ -33,6 +33,33 @@ std::vector<std::string> numbered(std::vector<std::string> texts, const std::str
   return texts;
 }
 
+// Llama 4: llama_models/llama4/tokenizer.py of meta-llama/llama-models.
+std::vector<std::string> llama4_specials() {
+  const std::string reserved = "_reserved_special_token_", text = "text_post_train" + reserved,
+                    vision = "vision" + reserved, reasoning = "reasoning" + reserved;
+  std::vector<std::string> list;
+  const auto put = [&](std::initializer_list<const char*> names) {
+    for (const char* name : names) list.push_back("<|" + std::string(name) + "|>");
+  };
+  put({"begin_of_text", "end_of_text", "fim_prefix", "fim_middle", "fim_suffix"});
+  put({"header_start", "header_end", "eom", "eot", "step"});
+  list = numbered(std::move(list), text, 0, 6);
+  put({"python_start", "python_end", "finetune_right_pad"});
+  list = numbered(std::move(list), text, 8, 69);
+  put({"image_start", "image_end"});
+  list = numbered(std::move(list), vision, 0, 2);
+  put({"tile_x_separator", "tile_y_separator"});
+  list = numbered(std::move(list), vision, 2, 6);
+  put({"image"});
+  list = numbered(std::move(list), vision, 6, 7);
+  put({"patch"});
+  list = numbered(std::move(list), vision, 7, 1048);
+  list = numbered(std::move(list), reasoning, 0, 8);
+  put({"reasoning_thinking_start", "reasoning_thinking_end"});
+  const int left = 2048 - static_cast<int>(list.size());
+  return numbered(std::move(list), "reserved_special_token_", 0, left);
+}
+
 // Llama 3: llama/tokenizer.py of meta-llama/llama3. Qwen: tokenization_qwen.py of Qwen-7B. The others: tiktoken_ext/openai_public.py.
 std::vector<Scheme> make_schemes() {
   const std::string reserved = "reserved_special_token_";
@@ -50,6 +77,11 @@ std::vector<Scheme> make_schemes() {
        .words = "llama-bpe",
        .add_bos = true,
        .specials = tokens_from(128000, llama)},
+      {.name = "llama4",
+       .num_ranks = 200000,
+       .words = "llama4",
+       .add_bos = true,
+       .specials = tokens_from(200000, llama4_specials())},
       {.name = "qwen",
        .num_ranks = 151643,
        .words = "qwen2",
@@ -129,7 +161,7 @@ Tokenizer Tokenizer::from_tiktoken(std::string_view file, const TokenizerConfig&
   auto parts = std::make_shared<Parts>();
   Vocabulary vocabulary = read_ranks(file);
   const Scheme& scheme = scheme_of(scheme_name, vocabulary.count());
-  if (scheme.compose) parts->normalizer = {{.kind = NormalizerStep::Kind::nfc}};
+  if (scheme.compose) parts->normalizer = {{.kind = NormalizerStep::Kind::nfc, .unicode_9 = false}};
   for (const std::string& pattern : gguf_pre_tokenizer(scheme.words).patterns)
     parts->pre_tokenizer.push_back({.pattern = Regex(pattern)});
   parts->model = make_model(std::move(vocabulary));

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "text/normalizer.h"
+#include "text/old_unicode.h"
 #include "text/utf8.h"
 
 namespace sluice {
@@ -31,7 +32,10 @@ std::string unicode_form(std::string_view text, utf8proc_option_t options) {
   return result;
 }
 
-bool is_ascii(char c) { return static_cast<uint8_t>(c) < 0x80; }
+// A character that no form changes or joins with what is before it: ASCII, and with `version_9` what came later.
+bool stays(std::string_view text, size_t at, bool version_9) {
+  return static_cast<uint8_t>(text[at]) < 0x80 || (version_9 && unknown_to_unicode_9(utf8_decode(text, at)));
+}
 
 // End of the first base character at or after `at` and the marks that follow it.
 size_t sequence_end(std::string_view text, size_t at, size_t end) {
@@ -68,22 +72,21 @@ void put_changed(TextEditor& editor, std::string_view text, size_t begin, size_t
 
 }  // namespace
 
-// ASCII never changes and never joins with what is before it, so a form is taken of runs of other characters, each with the
-// one ASCII character before it.
-AlignedText to_unicode_form(const AlignedText& before, NormalizerStep::Kind form) {
-  const utf8proc_option_t options = options_of(form);
+// A form is taken of runs of the characters that may change, each run with the one character before it.
+AlignedText to_unicode_form(const AlignedText& before, const NormalizerStep& step) {
+  const utf8proc_option_t options = options_of(step.kind);
   const std::string_view text = before.text();
   TextEditor editor(before);
   for (size_t at = 0; at < text.size();) {
-    size_t run = at;
-    while (run < text.size() && is_ascii(text[run])) ++run;
+    size_t run = at, last = at;
+    for (; run < text.size() && stays(text, run, step.unicode_9); run += utf8_length(text, run)) last = run;
     if (run == text.size()) {
       editor.keep(at, run);
       break;
     }
-    const size_t begin = run > at ? run - 1 : at;
+    const size_t begin = static_cast<uint8_t>(text[last]) < 0x80 ? last : run;  // later characters join with none
     size_t end = run;
-    while (end < text.size() && !is_ascii(text[end])) ++end;
+    while (end < text.size() && !stays(text, end, step.unicode_9)) end += utf8_length(text, end);
     editor.keep(at, begin);
     const std::string_view part = text.substr(begin, end - begin);
     if (unicode_form(part, options) == part) editor.keep(begin, end);

@@ -43,14 +43,15 @@ Unigram::Unigram(Vocabulary vocabulary, std::span<const Piece> pieces, const Set
 // paths[i]: the best way to word[0, i).
 void Unigram::find_paths(std::string_view word, std::vector<ModelScratch::Path>& paths) const {
   paths.assign(word.size() + 1, {0, -1, -1});
+  const bool single = settings_.single_precision;
+  const auto rounded = [single](double sum) { return single ? static_cast<float>(sum) : sum; };
   for (size_t begin = 0; begin < word.size();) {
     const size_t character = utf8_length(word, begin);
     SLUICE_ASSERT(character > 0);
     const double until_here = paths[begin].score;
     const auto offer = [&](size_t length, double score, int32_t id) {
       ModelScratch::Path& path = paths[begin + length];
-      double sum = until_here + score;
-      if (settings_.single_precision) sum = static_cast<float>(sum);
+      const double sum = rounded(until_here + score);
       if (path.begin < 0 || sum > path.score) path = {sum, id, static_cast<int32_t>(begin)};
     };
     bool has_single = false;

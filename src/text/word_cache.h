@@ -19,6 +19,7 @@ class WordCache {
 
   // The tokens of `word`, or an empty span. Valid until the next insert().
   std::span<const Symbol> find(std::string_view word) const {
+    if (word.size() > longest_word) return {};
     const Slot& slot = slots_[slot_of(word)];
     if (std::string_view(keys_).substr(slot.key_begin, slot.key_size) != word) return {};
     return std::span(symbols_).subspan(slot.symbols_begin, slot.num_symbols);

@@ -5,7 +5,8 @@
 
 Writes tests/golden/tokenizer/:
     corpus.jsonl               a JSON string a line (tokenizer_corpus.py)
-    <name>.tokenizer.json      small tokenizers trained on the corpus, one for each construction that model families use
+    <name>.tokenizer.json      small tokenizers trained on the corpus, one for each construction that model families use; one that is there is kept,
+                               since training breaks ties by chance
     <name>.vocabulary.json     the same as the arrays of a GGUF file: model, pre, tokens, types, merges or scores
     <name>.model               the same as model files of SentencePiece
     <name>.tiktoken            the same as files of tiktoken; the name begins with the scheme
@@ -37,6 +38,7 @@ MINICPM5 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 GPT4O = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES)
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TEKKEN = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
           r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES)
 DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + SPACES)
@@ -262,13 +264,15 @@ def tiktoken_patterns():
 
 # Where the schemes' special tokens stand behind the ranks, those that the corpus has.
 TIKTOKEN_SPECIALS = {"llama3": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1, "<|start_header_id|>": 6, "<|end_header_id|>": 7, "<|eot_id|>": 9},
-                     "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}, "cl100k_base": {"<|endoftext|>": 0}, "o200k_base": {"<|endoftext|>": 0}}
+                     "qwen": {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}, "cl100k_base": {"<|endoftext|>": 0}, "o200k_base": {"<|endoftext|>": 0},
+                     "llama4": {"<|begin_of_text|>": 0, "<|end_of_text|>": 1}, "r50k_base": {"<|endoftext|>": 0}}
 
 
 def tiktoken_encoding(name, ranks):
     import tiktoken
     specials = {text: len(ranks) + at for text, at in TIKTOKEN_SPECIALS[name].items()}
-    return tiktoken.Encoding(name, pat_str=tiktoken_patterns()[name], mergeable_ranks=ranks, special_tokens=specials)
+    patterns = {**tiktoken_patterns(), "llama4": GPT4O, "r50k_base": GPT2}
+    return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks, special_tokens=specials)
 
 
 def tiktoken_files(documents, size):
@@ -387,14 +391,16 @@ def smollm2(path, documents):
 
 def cases(tokenizers):
     """Single texts: added tokens with their flags, post-processors, seams between prompt and answer."""
+    def around(token):
+        return ["  x", f"{token}hello", f"{token} hello", f"a{token}b", f"a {token} b", f"{token}\nuser", f"{token}{token}", f"{token}{token} x", f" {token}"]
     texts = {
         "prefix": ["a <mask> b", "a  <mask>\t<cell>  b", "<cell>\n\n x<mask>", "river rivers the river, river_ _river ériver river", "a [INST] b [INST][INST] c",
                    "x     y  z", "otters and an otter", " lead", "lead", "", "snake_word snake_words", "<mask><mask> <mask>", "\u00a0<mask>\u3000<cell>\u2003q"],
         "llama3": ["", "otter", "the otter", "river", " river", "<|begin_of_text|>hi<|eot_id|>", "don't DON'T don’t", "1234567", "\r\n\r\n x", "a\n\n\nb  \n c"],
         "qwen2": ["e\u0301 \u1100\u1161\u11a8 x", "\u0958 \u212b \ufb01", "a\u0300\u0301\u0323b", "1234", "\u09c7\u09be"],
-        "gemma": ["", " ", "  a", "a\n\n\nb", "a      b", "<bos>x<eos>", "\U0001f468\u200d\U0001f469", "ꙮ", "▁x", " \n \n\n"],
-        "llama2": ["", " ", "hello", " hello", "  hello", "a<s>b</s> c", "<0x41>", "ꙮ", "\n"],
-        "mistral": ["", "hello", " hello", "a<s>b", "</s>", "ꙮ\n"],
+        "gemma": [*around("<bos>"), "", " ", "  a", "a\n\n\nb", "a      b", "<bos>x<eos>", "\U0001f468\u200d\U0001f469", "ꙮ", "▁x", " \n \n\n"],
+        "llama2": [*around("<s>"), "", " ", "hello", " hello", "  hello", "a<s>b</s> c", "<0x41>", "ꙮ", "\n"],
+        "mistral": [*around("<s>"), "", "hello", " hello", "a<s>b", "</s>", "ꙮ\n"],
         "metaspace": ["hello  world", " x", "ﬁ ① ꙮꙮ", "<s>hi", "▁▁a"],
         "words": ["a ꙮꙮ b", "x,y. 12ab", "é"],
         "smollm": ["Answer: ", "Answer: yes", "\n", "2024-01-02", "👍", "👍🏽", "the cat", " cat", "<|im_start|>user\nhi<|im_end|>\n"],
@@ -452,7 +458,11 @@ def main():
         write_expected(f"{name}.small", tiktoken_rows(name, encoding, documents), documents)
     expected = {}
     for name, t in tokenizers.items():
-        t.save(f"{OUT}/{name}.tokenizer.json", pretty=False)
+        path = f"{OUT}/{name}.tokenizer.json"
+        if os.path.exists(path):
+            tokenizers[name] = t = Tokenizer.from_file(path)
+        else:
+            t.save(path, pretty=False)
         expected[name] = rows_of(t, documents)
         write_expected(name, expected[name], documents)
     cases(tokenizers)

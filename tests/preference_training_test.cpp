@@ -401,13 +401,13 @@ TEST_CASE("plan: what is priced of random forests is the most that any of them t
     const PlanRequest request{
         .model = *model, .layout = layout, .train = {}, .validation = {}, .device = test_device()};
     const Schedule schedule = Schedule::uniform(model->config.num_layers, 1, Level::all);
-    for (uint32_t longest : {30U, 300U, 1200U}) {
+    for (const auto& [longest, most_roots] : {std::pair{30U, 4U}, {300U, 4U}, {1200U, 4U}, {30U, 60U}}) {
       LargestShapes largest;
       int64_t most = 0;
       for (int i = 0; i < 150; ++i) {
         std::vector<Spans::Piece> pieces;
         Batch batch;
-        for (int64_t p = 0, pairs = number(1, 4); p < pairs; ++p) {
+        for (int64_t p = 0, pairs = number(1, most_roots); p < pairs; ++p) {
           const auto root = static_cast<int64_t>(pieces.size());
           pieces.push_back({-1, number(1, longest)});
           if (engine() % 3 == 0) continue;

@@ -24,7 +24,7 @@ struct TrainConfig {
   int64_t max_seq_length = 2048;
   std::string truncate = "false", train_on = "all";
   std::string mask_prompt = "auto";
-  bool shuffle = true, allow_mixed = false;
+  bool shuffle = true, allow_mixed = false, packing = false;
   double valid_fraction = 0;
   // keys of the data's rows, where they are called otherwise
   std::string column_prompt, column_completion, column_messages, column_text, column_chosen, column_rejected;

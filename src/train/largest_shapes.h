@@ -1,12 +1,14 @@
 // Of all batches of a run, those whose memory has to be priced.
 //
-// More tokens and more targets take more memory. Besides, a step has a little scratch whose size depends on where spans lie and on what is
-// left over in the last chunk of tokens or targets, and does not grow with them: less than what a chunk of rows takes. So a batch is left out
-// only where another has as many targets and a chunk more tokens, or the same spans and a chunk more targets. One batch of each kind of rest is
-// priced in any case: pricing compiles the kernels that its rows need, and the process' own memory is measured after it.
+// More tokens and more targets take more memory. Besides, a step has a little scratch that does not grow with them, less than what a chunk of rows
+// takes: it depends on what is left over in the last chunk of tokens or targets, and on how many spans a block of queries touches. So a batch is
+// left out only where another has as many targets and a chunk more tokens; or as many tokens with the same rest, as many lines in every block, and
+// a chunk more targets, or as many with the same rest. One batch of each kind of rest is priced in any case: pricing compiles the kernels that its
+// rows need, and the process' own memory is measured after it.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <utility>
 #include <vector>
@@ -20,41 +22,54 @@ namespace sluice {
 class LargestShapes {
  public:
   void add(const Batch& batch) {
-    BatchShape shape{batch.spans, batch.num_targets()};
-    const bool new_rest = tokens_rests_.insert(padded_rows(batch.num_tokens() % row_chunk)).second,
-               new_targets_rest = targets_rests_.insert(padded_rows(batch.num_targets() % row_chunk)).second;
+    Sized shape(batch);
+    const bool new_rest = tokens_rests_.insert(shape.tokens_rest).second,
+               new_targets_rest = targets_rests_.insert(shape.targets_rest).second;
     if (new_rest || new_targets_rest) rests_.push_back(shape);
-    for (const BatchShape& s : shapes_) {
-      if (exceeds(s, shape) || same(s, shape)) return;
-    }
-    std::erase_if(shapes_, [&](const BatchShape& s) { return exceeds(shape, s); });
+    if (std::any_of(shapes_.begin(), shapes_.end(), [&](const Sized& s) { return covers(s, shape); })) return;
+    std::erase_if(shapes_, [&](const Sized& s) { return covers(shape, s); });
     shapes_.push_back(std::move(shape));
   }
   std::vector<BatchShape> take() {
-    for (BatchShape& shape : rests_) {
-      if (std::none_of(shapes_.begin(), shapes_.end(), [&](const BatchShape& s) { return same(s, shape); }))
-        shapes_.push_back(std::move(shape));
+    std::vector<BatchShape> all;
+    for (Sized& s : shapes_) all.push_back(std::move(s.shape));
+    for (Sized& rest : rests_) {
+      if (std::none_of(all.begin(), all.end(), [&](const BatchShape& s) { return same(s, rest.shape); }))
+        all.push_back(std::move(rest.shape));
     }
-    return std::move(shapes_);
+    return all;
   }
 
  private:
-  static bool exceeds(const BatchShape& a, const BatchShape& b) {
-    if (a.spans.num_tokens() >= b.spans.num_tokens() + row_chunk && a.num_targets >= b.num_targets) return true;
-    return a.num_targets >= b.num_targets + row_chunk && same_spans(a.spans, b.spans);
+  struct Sized {
+    explicit Sized(const Batch& batch)
+        : shape{batch.spans, batch.num_targets()},
+          tokens(batch.num_tokens()),
+          tokens_rest(padded_rows(tokens % row_chunk)),
+          targets_rest(padded_rows(shape.num_targets % row_chunk)),
+          lines{batch.spans.most_lines(64), batch.spans.most_lines(128)} {}
+
+    BatchShape shape;
+    int64_t tokens, tokens_rest, targets_rest;
+    std::array<int64_t, 2> lines;  // of the blocks of queries that there are (attention_tile.h)
+  };
+
+  static bool covers(const Sized& a, const Sized& b) {
+    const int64_t more_targets = a.shape.num_targets - b.shape.num_targets;
+    if (a.tokens >= b.tokens + row_chunk && more_targets >= 0) return true;
+    return a.tokens >= b.tokens && a.tokens_rest == b.tokens_rest && a.lines[0] >= b.lines[0] &&
+           a.lines[1] >= b.lines[1] &&
+           (more_targets >= row_chunk || (more_targets >= 0 && a.targets_rest == b.targets_rest));
   }
   static bool same(const BatchShape& a, const BatchShape& b) {
-    return a.num_targets == b.num_targets && same_spans(a.spans, b.spans);
-  }
-  static bool same_spans(const Spans& a, const Spans& b) {
-    if (a.size() != b.size()) return false;
-    for (int64_t i = 0; i < a.size(); ++i) {
-      if (a[i].length != b[i].length || a[i].parent != b[i].parent) return false;
+    if (a.num_targets != b.num_targets || a.spans.size() != b.spans.size()) return false;
+    for (int64_t i = 0; i < a.spans.size(); ++i) {
+      if (a.spans[i].length != b.spans[i].length || a.spans[i].parent != b.spans[i].parent) return false;
     }
     return true;
   }
 
-  std::vector<BatchShape> shapes_, rests_;
+  std::vector<Sized> shapes_, rests_;
   std::set<int64_t> tokens_rests_, targets_rests_;
 };
 

@@ -112,6 +112,9 @@ std::vector<std::string> objective_problems(const TrainConfig& config) {
     problems.emplace_back(
         "kto measures its KL term over the rows of a step, and a step has one row; set batch_size or "
         "grad_accumulation_steps to 2 or more");
+  if (is("kto") && config.packing)
+    problems.emplace_back(
+        "kto measures its KL term over the rows of a step, which packing makes uneven; leave out packing");
   if (config.orpo_lambda_mode == "adaptive" &&
       (objective_of(config).orpo_lambda <= 0 || objective_of(config).orpo_lambda > config.orpo_lambda_max ||
        config.steps_per_eval <= 0))

@@ -77,6 +77,13 @@ std::vector<int64_t> RunRows::lengths() const {
   return all;
 }
 
+std::vector<int64_t> RunRows::token_counts() const {
+  if (!std::holds_alternative<Pairs>(rows_)) return lengths();
+  std::vector<int64_t> all;
+  for (const PairSample& pair : std::get<Pairs>(rows_)) all.push_back(pair.num_tokens());
+  return all;
+}
+
 void RunRows::check_vocabulary(int64_t vocab_size) const {
   for (int64_t row = 0; row < size(); ++row) {
     for (const Sample* sample : sequences(row)) {

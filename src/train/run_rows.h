@@ -32,6 +32,8 @@ class RunRows {
   const Sample& sequence(int64_t row) const;
   // Tokens of each row's longest sequence.
   std::vector<int64_t> lengths() const;
+  // Tokens of each row in a batch: of a pair, both sequences with their shared prompt once.
+  std::vector<int64_t> token_counts() const;
 
   // Throws Error(bad_file) naming a row with a token that a model of this vocabulary does not have.
   void check_vocabulary(int64_t vocab_size) const;

@@ -159,6 +159,11 @@ const std::vector<Setting>& train_settings() {
        {},
        1,
        4096},
+      {"packing",
+       &C::packing,
+       "fill each forward and backward with rows up to batch_size * max_seq_length tokens (twice that for pairs), by "
+       "best-fit decreasing; no row sees another",
+       {"sample_packing", "neat_packing"}},
       {"grad_accumulation_steps",
        &C::grad_accumulation_steps,
        "forward/backward passes in one optimizer step, weighted by tokens",

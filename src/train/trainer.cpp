@@ -140,7 +140,7 @@ void Run::load_data() {
     if (splits) progress_.note("held out for validation: " + report.summary());
   }
   check(!train_rows_.empty(), ErrorCode::bad_file, fmt::format("{}: no row can be trained on", config_.data));
-  if (train_rows_.size() < config_.batch_size)
+  if (train_rows_.size() < config_.batch_size && !config_.packing)
     progress_.note(fmt::format("batch_size is {} and there are {} rows: a batch holds them all", config_.batch_size,
                                train_rows_.size()));
   check(!valid_rows_.empty() || !needs_validation(config_), ErrorCode::bad_config,
@@ -173,19 +173,36 @@ void set_machine(PlanRequest& request, const TrainConfig& config, int num_thread
 }
 
 void Run::find_lengths() {
-  if (config_.num_epochs > 0) total_microbatches_ = batches().microbatches_for(config_.num_epochs);
+  order_rows();
+  if (config_.num_epochs > 0) total_microbatches_ = batches_->microbatches_for(config_.num_epochs);
   else if (config_.max_steps > 0) total_microbatches_ = config_.max_steps * config_.grad_accumulation_steps;
   else total_microbatches_ = config_.iters > 0 ? config_.iters : 1000;
   total_steps_ = (total_microbatches_ + config_.grad_accumulation_steps - 1) / config_.grad_accumulation_steps;
 }
 
-BatchOrder Run::batches() const {
-  return {Order(static_cast<uint64_t>(config_.seed), train_rows_.size(), config_.shuffle), config_.batch_size};
+// Packed microbatches hold as many tokens as a batch of rows of full length would.
+void Run::order_rows() {
+  const auto seed = static_cast<uint64_t>(config_.seed);
+  if (!config_.packing) {
+    batches_.emplace(Order(seed, train_rows_.size(), config_.shuffle), config_.batch_size);
+    return;
+  }
+  const int64_t budget = config_.batch_size * config_.max_seq_length * (objective_.kind == ObjectiveKind::sft ? 1 : 2);
+  batches_.emplace(Packing(train_rows_.token_counts(), budget, seed, config_.shuffle));
+  const Packing& packing = *batches_->packing();
+  progress_.note(fmt::format(
+      "packing: {} rows in {} microbatches of up to {} tokens, {:.1f} % full (no packing needs fewer than {})",
+      packing.num_rows(), packing.num_bins(), budget, 100 * packing.fill(), packing.fewest_bins()));
+  data_reports_["packing"] = {{"rows", packing.num_rows()},
+                              {"microbatches", packing.num_bins()},
+                              {"budget_tokens", budget},
+                              {"fill", packing.fill()},
+                              {"fewest_microbatches", packing.fewest_bins()}};
 }
 
 double Run::count_in(int64_t begin, int64_t end) const {
   if (objective_.kind != ObjectiveKind::sft)
-    return static_cast<double>(batches().rows_before(end) - batches().rows_before(begin));
+    return static_cast<double>(batches_->rows_before(end) - batches_->rows_before(begin));
   double weight = 0;
   for (int64_t i = begin; i < end; ++i) weight += train_rows_.pack(rows_of(i)).tokens.total_weight();
   return weight;
@@ -370,7 +387,7 @@ void Run::report() {
   TrainReport report{
       .step = s.now.step,
       .total_steps = total_steps_,
-      .epoch = static_cast<double>(batches().rows_before(s.now.microbatches)) / static_cast<double>(train_rows_.size()),
+      .epoch = static_cast<double>(batches_->rows_before(s.now.microbatches)) / static_cast<double>(train_rows_.size()),
       .loss = s.loss_sum / s.loss_count,
       .learning_rate = s.lr.at(s.now.step - 1),
       .grad_norm = s.grad_norm,

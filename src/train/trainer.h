@@ -71,6 +71,7 @@ class Run {
   struct State;
   PlanRequest plan_request() const;
   void load_data();
+  void order_rows();
   void find_lengths();
   void plan_memory();
   void start();
@@ -90,8 +91,7 @@ class Run {
   void report();
   void save(bool scheduled);
   void finish();
-  BatchOrder batches() const;
-  std::vector<int64_t> rows_of(int64_t index) const { return batches().rows_of(index); }  // of a microbatch
+  std::vector<int64_t> rows_of(int64_t index) const { return batches_->rows_of(index); }  // of a microbatch
   // Of microbatches: what the loss is a mean over, weights of targets (sft) or rows.
   double count_in(int64_t begin, int64_t end) const;
   bool scored_by_validation() const;
@@ -127,6 +127,7 @@ class Run {
   std::string base_hash_;  // taken before the weights leave for the device
   Json data_reports_;
   AdapterLayout layout_;
+  std::optional<BatchOrder> batches_;
   int64_t total_microbatches_ = 0, total_steps_ = 0;
   std::unique_ptr<ThreadPool> pool_;
   std::optional<ValidationTask> task_;  // where eval_task names one

@@ -118,9 +118,8 @@ TEST_CASE("FieldT7_schedule: the run is counted in packed steps, and the rate re
   CHECK(static_cast<int64_t>(heard.reports.size()) == 2 * packing["microbatches"].get<int64_t>());
   CHECK(packing["fill"].get<double>() <= 1);
   CHECK(packing["fewest_microbatches"] <= packing["microbatches"]);
-  const LrSchedule lr{.name = "linear_decay",
-                      .peak = run.config.learning_rate,
-                      .total = static_cast<int64_t>(heard.reports.size())};
+  const LrSchedule lr{
+      .name = "linear_decay", .peak = run.config.learning_rate, .total = static_cast<int64_t>(heard.reports.size())};
   CHECK(heard.reports.back().learning_rate == doctest::Approx(lr.at(lr.total - 1)));
   CHECK(heard.reports.back().epoch == 2);
 }

@@ -23,7 +23,7 @@ class LargestShapes {
  public:
   void add(const Batch& batch) {
     Sized shape(batch);
-    const bool new_rest = tokens_rests_.insert(shape.tokens_rest).second,
+    const bool new_rest = tokens_rests_.insert(padded_rows(shape.tokens % row_chunk)).second,
                new_targets_rest = targets_rests_.insert(shape.targets_rest).second;
     if (new_rest || new_targets_rest) rests_.push_back(shape);
     if (std::any_of(shapes_.begin(), shapes_.end(), [&](const Sized& s) { return covers(s, shape); })) return;
@@ -44,8 +44,8 @@ class LargestShapes {
   struct Sized {
     explicit Sized(const Batch& batch)
         : shape{batch.spans, batch.num_targets()},
-          tokens(batch.num_tokens()),
-          tokens_rest(padded_rows(tokens % row_chunk)),
+          tokens(batch.spans.num_tokens()),
+          tokens_rest((tokens % row_chunk + 15) / 16),  // attention works on multiples of 16
           targets_rest(padded_rows(shape.num_targets % row_chunk)),
           lines{batch.spans.most_lines(64), batch.spans.most_lines(128)} {}
 

@@ -9,6 +9,7 @@
 #include "support/child.h"
 #include "train/checkpoint.h"
 #include "train/planner.h"
+#include "train/run_identity.h"
 #include "train/run_lock.h"
 #include "train/verify_adapter.h"
 
@@ -314,6 +315,56 @@ TEST_CASE("run_lock: a second run in a folder is refused with its holder, and a 
   Heard heard;
   CHECK_NOTHROW(train(run.config, heard));
   CHECK_FALSE(fs::exists(out_of(run.config) / "run.lock"));
+}
+
+TEST_CASE("run_lock: a run whose lock somebody removed leaves the lock of the next one alone") {
+  TinyRun run;
+  fs::create_directories(run.config.adapter_path);
+  auto first = std::make_unique<RunLock>(run.config.adapter_path);
+  fs::remove(out_of(run.config) / "run.lock");
+  const RunLock second(run.config.adapter_path);
+  first.reset();
+  CHECK(fs::exists(out_of(run.config) / "run.lock"));
+  CHECK_THROWS_AS(RunLock(run.config.adapter_path), Error);
+}
+
+TEST_CASE("folder: a folder called last or best is refused before the first step, by its name") {
+  TinyRun run;
+  fs::create_directories(out_of(run.config) / "best");
+  Heard heard;
+  std::string message;
+  try {
+    train(run.config, heard);
+  } catch (const Error& e) {
+    message = e.what();
+  }
+  CHECK(contains(message, "best is there and no link"));
+  CHECK(heard.reports.empty());
+}
+
+TEST_CASE("checkpoint: of steps with other numbers of digits the larger one is the newest, and is kept") {
+  TinyRun run;
+  Heard heard;
+  train(run.config, heard);
+  const fs::path out = out_of(run.config);
+  fs::copy(out / "step-0000006", out / "step-10000000", fs::copy_options::recursive);
+  Json state = Json::parse(read_whole_file(out / "step-10000000/state.json"));
+  state["step"] = 10000000;
+  write_text(out / "step-10000000/state.json", state.dump());
+  CHECK(find_checkpoint(out.string())->state.step == 10000000);
+  fs::copy(out / "step-0000006", out / "step-9999998", fs::copy_options::recursive);
+  prune_checkpoints(out.string(), 1);
+  CHECK(fs::exists(out / "step-10000000"));
+  CHECK_FALSE(fs::exists(out / "step-9999998"));
+}
+
+TEST_CASE("run_identity: which of several CUDA devices is no difference, the CPU is") {
+  TrainConfig one, two, cpu;
+  one.device = "cuda";
+  two.device = "cuda:1";
+  const Json contents = Json::object();
+  CHECK(identity_differences(run_identity(one, contents), run_identity(two, contents)).empty());
+  CHECK(identity_differences(run_identity(one, contents), run_identity(cpu, contents)).size() == 1);
 }
 
 TEST_CASE("folder: a plan and a run that is refused write nothing") {

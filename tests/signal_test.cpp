@@ -7,12 +7,32 @@
 #include <chrono>
 #include <thread>
 
+#include "cli/stop_on_signal.h"
 #include "support/child.h"
 #include "train/checkpoint.h"
 
 namespace sluice::test {
 
 namespace {
+
+class Handled {
+ public:
+  Handled(int signal, void (*handler)(int)) : signal_(signal) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    sigaction(signal, &action, &before_);
+  }
+  ~Handled() { sigaction(signal_, &before_, nullptr); }
+  static bool is(int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    return action.sa_handler == handler;
+  }
+
+ private:
+  int signal_;
+  struct sigaction before_ {};
+};
 
 // A run that goes on for longer than any test waits.
 struct LongRun {
@@ -48,6 +68,34 @@ struct LongRun {
 };
 
 }  // namespace
+
+TEST_CASE(
+    "signals: a terminal that closes sends SIGHUP twice, which asks once; a SIGTERM after it is the first of two") {
+  StopRequest stop;
+  const StopOnSignal on(stop);
+  raise(SIGHUP);
+  raise(SIGHUP);
+  CHECK(stop.why() == std::string("SIGHUP"));
+  CHECK_FALSE(stop.at_once());
+  raise(SIGTERM);
+  CHECK_FALSE(stop.at_once());
+  raise(SIGTERM);
+  CHECK(stop.at_once());
+  CHECK(Handled::is(SIGTERM, SIG_DFL));
+  CHECK(Handled::is(SIGHUP, SIG_DFL));
+}
+
+TEST_CASE("signals: what nohup had ignored stays ignored, also when the run is to end at once") {
+  const Handled ignored(SIGHUP, SIG_IGN);
+  StopRequest stop;
+  const StopOnSignal on(stop);
+  raise(SIGHUP);
+  CHECK_FALSE(stop.asked());
+  raise(SIGTERM);
+  raise(SIGTERM);
+  CHECK(stop.at_once());
+  CHECK(Handled::is(SIGHUP, SIG_IGN));
+}
 
 TEST_SUITE("full") {
   TEST_CASE("signals: the first one is answered at once and saves after the step, with exit code 3") {

@@ -13,6 +13,7 @@ namespace sluice {
 namespace {
 
 std::atomic<StopRequest*> current{nullptr};
+std::atomic<bool> hangup_ignored{false};  // by whoever started the program: nohup
 
 const char* name_of(int signal) {
   switch (signal) {
@@ -44,7 +45,8 @@ void handle(int signal) {
   else stop->ask(name_of(signal));
   if (stop->at_once()) {
     say(name_of(signal), ": the run ends after this microbatch and saves nothing; one more ends it at once\n");
-    for (int each : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) ::signal(each, SIG_DFL);
+    for (int each : {SIGINT, SIGTERM, SIGUSR1}) ::signal(each, SIG_DFL);
+    if (!hangup_ignored.load()) ::signal(SIGHUP, SIG_DFL);
   } else if (signal == SIGHUP) {
     say(name_of(signal), ": the run ends after this step and saves a checkpoint\n");
   } else {
@@ -66,7 +68,10 @@ StopOnSignal::StopOnSignal(StopRequest& stop) {
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     for (int each : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&action.sa_mask, each);  // one at a time
-    if (signals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN) continue;
+    if (signals[i] == SIGHUP) {
+      hangup_ignored.store(before_[i].sa_handler == SIG_IGN);
+      if (hangup_ignored.load()) continue;
+    }
     sigaction(signals[i], &action, nullptr);
   }
 }

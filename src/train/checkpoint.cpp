@@ -119,7 +119,10 @@ std::vector<fs::path> checkpoint_folders(const fs::path& out) {
     if (!entry.is_directory() || entry.is_symlink() || !is_step_name(name)) continue;
     if (fs::exists(entry.path() / "state.json")) folders.push_back(entry.path());
   }
-  std::sort(folders.begin(), folders.end());
+  std::sort(folders.begin(), folders.end(), [](const fs::path& a, const fs::path& b) {  // step-10000000 is the last
+    const auto key = [](const fs::path& p) { return std::pair(p.native().size(), p.native()); };
+    return key(a) < key(b);
+  });
   return folders;
 }
 
@@ -192,6 +195,17 @@ void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& la
     check(tensor != nullptr && tensor->dtype == "F32" && tensor->numel() == layout.size(), ErrorCode::bad_file,
           fmt::format("{}: {} is missing or of another size", file.path(), name));
     std::memcpy(into, tensor->data.data(), tensor->data.size());
+  }
+}
+
+void check_links(const std::string& out) {
+  for (const char* name : {"last", "best"}) {
+    const fs::path link = fs::path(out) / name;
+    check(!fs::exists(link) || fs::is_symlink(link), ErrorCode::bad_config,
+          fmt::format(
+              "{} is there and no link; a run keeps a link to a checkpoint under this name: rename what is there, "
+              "or give another adapter_path",
+              link.string()));
   }
 }
 

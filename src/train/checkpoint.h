@@ -64,6 +64,9 @@ std::optional<LoadedCheckpoint> find_checkpoint(const std::string& out);
 void load_checkpoint(const LoadedCheckpoint& checkpoint, const AdapterLayout& layout, const ModelConfig& config,
                      float* parameters, float* m, float* v);
 
+// Throws Error(bad_config) where `last` or `best` is there and no link, which a save could not replace.
+void check_links(const std::string& out);
+
 // What there is where find_checkpoint found nothing, for a message.
 std::string instead_of_checkpoints(const std::string& out);
 

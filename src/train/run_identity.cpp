@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/device.h"
 #include "io/hash.h"
 
 namespace sluice {
@@ -75,6 +76,8 @@ Json run_identity(const TrainConfig& config, Json contents) {
   Json arguments = Json::parse(config.chat_template_args, nullptr, false);
   if (arguments.is_object()) settings["chat_template_args"] = std::move(arguments);
   settings["mask_prompt"] = config.mask_prompt != "false";  // the others learn the same of a row, or refuse it
+  // Whichever of several devices of one kind.
+  settings["device"] = parse_device(config.device).type == DeviceType::cuda ? "cuda" : "cpu";
   // auto is by_rows; blocks round the head's gradient otherwise.
   if (config.head != "by_blocks") settings["head"] = "by_rows";
   return {{"settings", settings}, {"contents", std::move(contents)}};

@@ -76,7 +76,8 @@ RunLock::RunLock(const std::string& folder) : path_(path_in(folder)) {
 }
 
 RunLock::~RunLock() {
-  ::unlink(path_.c_str());  // before the close, which lets the next run in
+  // Before the close, which lets the next run in; not where somebody removed the file and another run made its own.
+  if (is_still_named(fd_, path_)) ::unlink(path_.c_str());
   ::close(fd_);
 }
 

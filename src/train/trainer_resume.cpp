@@ -15,6 +15,7 @@ namespace fs = std::filesystem;
 
 std::optional<LoadedCheckpoint> checkpoint_for(const TrainConfig& config) {
   const std::string& out = config.adapter_path;
+  check_links(out);
   std::optional<LoadedCheckpoint> found = find_checkpoint(out);
   check(!found || config.resume, ErrorCode::bad_config,
         fmt::format("{} holds a checkpoint already; go on from it with --resume, or give another adapter_path", out));
